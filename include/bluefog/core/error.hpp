@@ -53,9 +53,12 @@ class transport_error : public error {
   int code_;
 };
 
+/// Can be written to a stream, and so be part of a message.
+template <class T>
+concept printable = requires(std::ostringstream& out, const T& value) { out << value; };
+
 /// Joins its arguments as text: `concat("rank ", 3, " of ", 8)`.
-template <class... Parts>
-  requires(requires(std::ostringstream& out, const Parts& part) { out << part; } && ...)
+template <printable... Parts>
 [[nodiscard]] std::string concat(const Parts&... parts) {
   std::ostringstream text;
   (text << ... << parts);
@@ -66,7 +69,7 @@ template <class... Parts>
 ///
 /// The message starts, in lower case, with the public function's name, then the rule, then the
 /// values: `expects(root < n, "broadcast: root must be below ", n, ", got ", root)`.
-template <std::derived_from<error> Error = usage_error, class... Parts>
+template <std::derived_from<error> Error = usage_error, printable... Parts>
 constexpr void expects(bool condition, const Parts&... parts) {
   if (!condition) [[unlikely]]
     throw Error(concat(parts...));
