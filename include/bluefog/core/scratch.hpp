@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace bluefog {
+
+/// Temporary memory that is kept for the next operation.
+///
+/// Fresh memory costs a page fault every 4 KiB, which for large messages is more than the transfer;
+/// so blocks are kept, at most `kept` of them. Any thread may acquire and release. Copies of the
+/// pool share their blocks, and a block keeps them alive.
+class scratch_pool {
+  struct aligned_delete {
+    void operator()(std::byte* data) const noexcept {
+      ::operator delete(data, std::align_val_t{alignment});
+    }
+  };
+  struct piece {
+    std::unique_ptr<std::byte, aligned_delete> data;
+    std::size_t size = 0;
+  };
+  struct shelf {
+    std::mutex mutex;
+    std::vector<piece> pieces;
+  };
+
+ public:
+  static constexpr std::size_t alignment = 64;  ///< of every block, in bytes: a cache line
+  static constexpr std::size_t kept = 8;
+
+  /// A block of memory; goes back to its pool when destroyed. Its content is unspecified.
+  class block {
+   public:
+    block() noexcept = default;
+    block(const block&) = delete;
+    block(block&&) noexcept = default;
+    block& operator=(const block&) = delete;
+    block& operator=(block&& other) noexcept {
+      std::swap(piece_, other.piece_);
+      std::swap(shelf_, other.shelf_);
+      return *this;
+    }
+    ~block() {
+      if (piece_.data) put_back(*shelf_, std::move(piece_));
+    }
+
+    [[nodiscard]] std::byte* data() const noexcept { return piece_.data.get(); }
+
+   private:
+    friend class scratch_pool;
+    block(piece memory, std::shared_ptr<shelf> home) noexcept
+        : piece_(std::move(memory)), shelf_(std::move(home)) {}
+
+    piece piece_;
+    std::shared_ptr<shelf> shelf_;
+  };
+
+  /// \return at least `bytes` bytes, aligned to `alignment`; from the kept blocks if one fits.
+  [[nodiscard]] block acquire(std::size_t bytes) {
+    if (bytes == 0) return {};
+    {
+      const std::scoped_lock lock(shelf_->mutex);
+      auto best = shelf_->pieces.end();
+      for (auto it = shelf_->pieces.begin(); it != shelf_->pieces.end(); ++it)
+        if (it->size >= bytes && (best == shelf_->pieces.end() || it->size < best->size)) best = it;
+      // A block far larger than asked for stays for the operation that needs it.
+      if (best != shelf_->pieces.end() && best->size / 4 <= bytes) {
+        piece found = std::move(*best);
+        shelf_->pieces.erase(best);
+        return {std::move(found), shelf_};
+      }
+    }
+    const std::size_t size = (bytes + alignment - 1) / alignment * alignment;
+    auto* memory = static_cast<std::byte*>(::operator new(size, std::align_val_t{alignment}));
+    return {piece{std::unique_ptr<std::byte, aligned_delete>(memory), size}, shelf_};
+  }
+
+ private:
+  static void put_back(shelf& home, piece memory) noexcept {
+    const std::scoped_lock lock(home.mutex);
+    if (home.pieces.size() >= kept) {  // the smallest is the cheapest to make again
+      auto smallest = home.pieces.begin();
+      for (auto it = home.pieces.begin(); it != home.pieces.end(); ++it)
+        if (it->size < smallest->size) smallest = it;
+      if (smallest->size < memory.size) std::swap(*smallest, memory);
+      return;
+    }
+    try {
+      home.pieces.push_back(std::move(memory));
+    } catch (const std::bad_alloc&) {  // then it is freed instead of kept
+    }
+  }
+
+  std::shared_ptr<shelf> shelf_ = std::make_shared<shelf>();
+};
+
+}  // namespace bluefog
