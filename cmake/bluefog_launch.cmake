@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# How this project's own programs are started with several ranks on one machine.
+
+# More ranks than cores, as root or not, one thread each; by environment, so that the same command
+# line serves Open MPI 4 and 5 and MPICH. Each ignores what it does not know.
+set(BLUEFOG_LAUNCH_ENVIRONMENT
+  OMPI_ALLOW_RUN_AS_ROOT=1
+  OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  OMPI_MCA_rmaps_base_oversubscribe=1
+  OMPI_MCA_hwloc_base_binding_policy=none
+  OMPI_MCA_mpi_yield_when_idle=1
+  PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+  PRTE_MCA_hwloc_default_binding_policy=none
+  OMP_NUM_THREADS=1)
+
+# bluefog_launch_command(<variable> <ranks>)
+#
+# Sets <variable> to the words that go before a program to start it with <ranks> ranks.
+function(bluefog_launch_command variable ranks)
+  set(${variable} "${MPIEXEC_EXECUTABLE}" ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${MPIEXEC_PREFLAGS} PARENT_SCOPE)
+endfunction()
+
+# BLUEFOG_MPI_FLAVOUR: "Open MPI" or "MPICH", by what the launcher says of itself.
+set(BLUEFOG_MPI_FLAVOUR "")
+if(BLUEFOG_WITH_MPI)
+  execute_process(COMMAND "${MPIEXEC_EXECUTABLE}" --version
+    OUTPUT_VARIABLE bluefog_launcher ERROR_VARIABLE bluefog_launcher)
+  if(bluefog_launcher MATCHES "Open MPI|OpenRTE|prrte|PRRTE")
+    set(BLUEFOG_MPI_FLAVOUR "Open MPI")
+  elseif(bluefog_launcher MATCHES "HYDRA|MPICH")
+    set(BLUEFOG_MPI_FLAVOUR "MPICH")
+  endif()
+endif()

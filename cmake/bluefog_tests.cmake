@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Functions that add this project's tests.
+
+find_package(Catch2 QUIET)
+if(NOT Catch2_FOUND)
+  message(FATAL_ERROR "bluefog: the tests need Catch2; install it with `apt-get install catch2`, or build "
+    "without them with -DBLUEFOG_BUILD_TESTS=OFF.")
+endif()
+
+if(Catch2_VERSION VERSION_LESS 3)
+  set(BLUEFOG_CATCH Catch2::Catch2)
+  set(BLUEFOG_CATCH_ARGUMENTS --use-colour no)
+else()
+  set(BLUEFOG_CATCH Catch2::Catch2)
+  set(BLUEFOG_CATCH_ARGUMENTS --colour-mode none)
+endif()
+# The same order on all ranks, and a name pattern that fits nothing is a failure.
+list(APPEND BLUEFOG_CATCH_ARGUMENTS --order decl --warn NoTests)
+
+# bluefog_test_main: main() of a test of one process; bluefog_test_mpi_main: of one rank under mpirun.
+add_library(bluefog_test_main STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/main.cpp)
+target_link_libraries(bluefog_test_main PUBLIC ${BLUEFOG_CATCH} PRIVATE bluefog_warnings)
+target_compile_features(bluefog_test_main PUBLIC cxx_std_20)
+target_include_directories(bluefog_test_main PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+if(BLUEFOG_WITH_MPI)
+  add_library(bluefog_test_mpi_main STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/mpi_main.cpp)
+  target_link_libraries(bluefog_test_mpi_main PUBLIC ${BLUEFOG_CATCH} bluefog::mpi PRIVATE bluefog_warnings)
+  target_include_directories(bluefog_test_mpi_main PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+endif()
+
+# AddressSanitizer and LeakSanitizer: libraries that unload at exit leave reports nobody can read.
+set(BLUEFOG_SANITIZER_ENVIRONMENT
+  "ASAN_OPTIONS=fast_unwind_on_malloc=0:detect_stack_use_after_return=1"
+  "LSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/support/leaks.supp:print_suppressions=0"
+  "UBSAN_OPTIONS=print_stacktrace=1"
+  "TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1")
+if(CMAKE_CXX_FLAGS MATCHES "fsanitize=[a-z,]*address")
+  set(BLUEFOG_SANITIZER address)
+  set(BLUEFOG_TIMEOUT_FACTOR 4)
+elseif(CMAKE_CXX_FLAGS MATCHES "fsanitize=[a-z,]*thread")
+  set(BLUEFOG_SANITIZER thread)
+  set(BLUEFOG_TIMEOUT_FACTOR 8)
+else()
+  set(BLUEFOG_SANITIZER "")
+  set(BLUEFOG_TIMEOUT_FACTOR 1)
+endif()
+
+# Sets <variable> to <seconds> scaled to how slow this kind of build is.
+function(_bluefog_timeout variable seconds)
+  math(EXPR scaled "${seconds} * ${BLUEFOG_TIMEOUT_FACTOR}")
+  set(${variable} ${scaled} PARENT_SCOPE)
+endfunction()
+
+# Adds the executable test_<layer> of tests/<layer>/*.cpp. Sets <variable> to FALSE if there are none.
+function(_bluefog_test_executable variable layer target main labels)
+  file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/*.cpp")
+  if(NOT sources)
+    set(${variable} FALSE PARENT_SCOPE)
+    return()
+  endif()
+  add_executable(test_${layer} ${sources})
+  target_link_libraries(test_${layer} PRIVATE bluefog::${target} ${main} bluefog_warnings)
+  if(BLUEFOG_SANITIZER STREQUAL address)
+    target_sources(test_${layer} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/support/keep_libraries.cpp)
+    target_link_options(test_${layer} PRIVATE -rdynamic)
+  endif()
+  if(torch IN_LIST labels)
+    _bluefog_precompile(test_${layer})
+  endif()
+  set(${variable} TRUE PARENT_SCOPE)
+endfunction()
+
+# Lets the tests that use torch share one precompiled <torch/torch.h>, which costs more than they do.
+function(_bluefog_precompile target)
+  get_property(first GLOBAL PROPERTY BLUEFOG_PRECOMPILED)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${target} PRIVATE -fpch-preprocess)  # for ccache
+  endif()
+  if(first)
+    target_precompile_headers(${target} REUSE_FROM ${first})
+  else()
+    target_precompile_headers(${target} PRIVATE <torch/torch.h> <support/catch.hpp>)
+    set_property(GLOBAL PROPERTY BLUEFOG_PRECOMPILED ${target})
+  endif()
+endfunction()
+
+# bluefog_add_test(<layer> <component> [LABELS <label>...] [TIMEOUT <seconds>])
+#
+# Builds tests/<layer>/*.cpp against bluefog::<component> as test_<layer>, and registers it as one test
+# of one process, <layer>.
+function(bluefog_add_test layer component)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT" "LABELS")
+  _bluefog_test_executable(exists ${layer} ${component} bluefog_test_main "${arg_LABELS}")
+  if(exists)
+    _bluefog_register_alone(${layer} "${arg_LABELS}" "${arg_TIMEOUT}")
+  endif()
+endfunction()
+
+function(_bluefog_register_alone layer labels timeout)
+  if(NOT timeout)
+    set(timeout 120)
+  endif()
+  _bluefog_timeout(timeout ${timeout})
+  add_test(NAME ${layer} COMMAND test_${layer} "~[mpi]" ${BLUEFOG_CATCH_ARGUMENTS})
+  set_tests_properties(${layer} PROPERTIES
+    LABELS "${layer};${labels}"
+    PROCESSORS 2
+    TIMEOUT ${timeout}  # a deadlock is a failure, not a hung build
+    ENVIRONMENT "${BLUEFOG_LAUNCH_ENVIRONMENT};${BLUEFOG_SANITIZER_ENVIRONMENT}")
+endfunction()
+
+# bluefog_add_mpi_test(<layer> <component> RANKS <n>... [LABELS <label>...] [TIMEOUT <seconds>]
+#                      [TRANSPORTS tcp] [THREAD_LEVELS single|funneled|serialized...] [ALSO_ALONE])
+#
+# Builds tests/<layer>/*.cpp against bluefog::<component> once, as test_<layer>, and registers it once
+# per rank count, as <layer>.<n>ranks. TRANSPORTS adds runs with 2 and 3 ranks over that transport alone
+# (Open MPI only), THREAD_LEVELS runs with 2 ranks in which MPI was initialised at that lower level,
+# ALSO_ALONE a run of one process without a launcher.
+function(bluefog_add_mpi_test layer component)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "ALSO_ALONE" "TIMEOUT" "RANKS;LABELS;TRANSPORTS;THREAD_LEVELS")
+  _bluefog_test_executable(exists ${layer} ${component} bluefog_test_mpi_main "${arg_LABELS}")
+  if(NOT exists)
+    return()
+  endif()
+  if(arg_ALSO_ALONE)
+    _bluefog_register_alone(${layer} "${arg_LABELS}" "${arg_TIMEOUT}")
+  endif()
+  foreach(ranks IN LISTS arg_RANKS)
+    _bluefog_register_ranks(${layer}.${ranks}ranks ${layer} ${ranks} "")
+  endforeach()
+  foreach(level IN LISTS arg_THREAD_LEVELS)
+    _bluefog_register_ranks(${layer}.2ranks.${level} ${layer} 2 "BLUEFOG_TEST_THREAD_LEVEL=${level}")
+  endforeach()
+  if(BLUEFOG_MPI_FLAVOUR STREQUAL "Open MPI")
+    foreach(transport IN LISTS arg_TRANSPORTS)
+      foreach(ranks IN ITEMS 2 3)
+        _bluefog_register_ranks(${layer}.${ranks}ranks.${transport} ${layer} ${ranks}
+          "OMPI_MCA_pml=ob1;OMPI_MCA_btl=${transport},self;OMPI_MCA_btl_tcp_if_include=lo")
+      endforeach()
+    endforeach()
+  endif()
+endfunction()
+
+# Uses arg_LABELS and arg_TIMEOUT of its caller.
+function(_bluefog_register_ranks test layer ranks environment)
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  _bluefog_timeout(timeout ${arg_TIMEOUT})
+  math(EXPR patience "${timeout} - 10")
+  bluefog_launch_command(launch ${ranks})
+  add_test(NAME ${test}
+    COMMAND ${launch} $<TARGET_FILE:test_${layer}> ${MPIEXEC_POSTFLAGS} "~[thread]" ${BLUEFOG_CATCH_ARGUMENTS})
+  set_tests_properties(${test} PROPERTIES
+    LABELS "mpi;${layer};${arg_LABELS}"
+    PROCESSORS ${ranks}
+    TIMEOUT ${timeout}
+    # The ranks give up a little earlier, and say in which test.
+    ENVIRONMENT "${BLUEFOG_LAUNCH_ENVIRONMENT};${BLUEFOG_SANITIZER_ENVIRONMENT};BLUEFOG_TEST_PATIENCE=${patience};${environment}")
+endfunction()
