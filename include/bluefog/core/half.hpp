@@ -18,8 +18,10 @@ struct float16 {
   constexpr explicit operator float() const noexcept {
     const std::uint32_t sign = (bits & 0x8000U) << 16;
     const std::uint32_t magnitude = bits & 0x7FFFU;
-    if (magnitude >= 0x7C00U)  // infinity, NaN
-      return std::bit_cast<float>(sign | 0x7F800000U | ((magnitude & 0x3FFU) << 13));
+    if (magnitude >= 0x7C00U) {  // infinity, NaN (made quiet, as the hardware does)
+      const std::uint32_t quiet = magnitude > 0x7C00U ? 0x400000U : 0U;
+      return std::bit_cast<float>(sign | 0x7F800000U | quiet | ((magnitude & 0x3FFU) << 13));
+    }
     if (magnitude >= 0x400U)  // normal: only the exponent's bias differs
       return std::bit_cast<float>(sign | ((magnitude << 13) + (112U << 23)));
     const float value = static_cast<float>(magnitude) * 0x1p-24F;  // zero, subnormal
@@ -35,7 +37,8 @@ struct float16 {
     const auto word = std::bit_cast<std::uint32_t>(value);
     const auto sign = static_cast<std::uint16_t>((word >> 16) & 0x8000U);
     const std::uint32_t magnitude = word & 0x7FFFFFFFU;
-    if (magnitude > 0x7F800000U) return static_cast<std::uint16_t>(sign | 0x7E00U);   // NaN
+    if (magnitude > 0x7F800000U)  // NaN: keep it one
+      return static_cast<std::uint16_t>(sign | 0x7E00U | ((magnitude >> 13) & 0x3FFU));
     if (magnitude >= 0x477FF000U) return static_cast<std::uint16_t>(sign | 0x7C00U);  // overflow
     if (magnitude < 0x38800000U) {  // below 2^-14: subnormal; the addition aligns and rounds
       const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
