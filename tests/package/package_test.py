@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Installs the package, and builds and runs consumers of it. Run by CTest, one step at a time."""
+
+import argparse
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("step", choices=["install", "find_package", "components", "subdirectory", "fetch_content", "errors"])
+    parser.add_argument("--source", type=pathlib.Path, required=True)
+    parser.add_argument("--work", type=pathlib.Path, required=True)
+    parser.add_argument("--cmake", required=True)
+    parser.add_argument("--generator", required=True)
+    parser.add_argument("--compiler", required=True)
+    parser.add_argument("--launcher", default="")
+    parser.add_argument("--mpi-compiler", default="")
+    parser.add_argument("--mpiexec", default="")
+    parser.add_argument("--torch", default="", help="the libtorch folder of this build")
+    return parser.parse_args()
+
+
+A = parse()
+PREFIX = A.work / "prefix"
+
+
+def run(*command, env=None):
+    print("$", *command, flush=True)
+    done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    print(done.stdout, flush=True)
+    return done
+
+
+def require(condition, what):
+    if not condition:
+        sys.exit(f"not so: {what}")
+
+
+def configure(source, build, *options):
+    """Configures from nothing. Says where MPI is, as this build knows, and nothing about libtorch."""
+    shutil.rmtree(build, ignore_errors=True)
+    command = [A.cmake, "-S", source, "-B", build, "-G", A.generator, f"-DCMAKE_CXX_COMPILER={A.compiler}"]
+    if A.launcher:
+        command.append(f"-DCMAKE_CXX_COMPILER_LAUNCHER={A.launcher}")
+    if A.mpi_compiler:
+        command += [f"-DMPI_CXX_COMPILER={A.mpi_compiler}", f"-DMPIEXEC_EXECUTABLE={A.mpiexec}"]
+    return run(*command, *options)
+
+
+def with_or_without(torch=None):
+    torch = A.torch if torch is None else torch
+    options = [f"-DBLUEFOG_WITH_MPI={'ON' if A.mpi_compiler else 'OFF'}", f"-DBLUEFOG_WITH_TORCH={'ON' if torch else 'OFF'}"]
+    return options + ([f"-DTorch_DIR={torch}"] if torch else [])
+
+
+def build_and_run(build, torch):
+    require(run(A.cmake, "--build", build).returncode == 0, "it builds")
+    app = build / "app"
+    commands = [[app]]
+    if A.mpiexec:
+        commands.append([A.mpiexec, "-n", "2", app])
+    for command in commands:
+        done = run(*command)
+        require(done.returncode == 0 and done.stdout.count("bluefog works") == 1, "it runs, and rank 0 says so")
+        require(("with torch" in done.stdout) == torch, "it has what this build has of torch")
+
+
+def install():
+    """Installs from a build of its own, which is gone before anybody uses the installation."""
+    shutil.rmtree(PREFIX, ignore_errors=True)
+    for prefix, torch in ((PREFIX / "whole", A.torch), (PREFIX / "without_torch", "")):
+        build = A.work / "deleted"
+        done = configure(A.source, build, "-DBLUEFOG_BUILD_TESTS=OFF", "-DBLUEFOG_BUILD_EXAMPLES=OFF",
+                         "-DBLUEFOG_BUILD_BENCHMARKS=OFF", *with_or_without(torch))
+        require(done.returncode == 0, "it configures")
+        require(run(A.cmake, "--install", build, "--prefix", prefix).returncode == 0, "it installs")
+        shutil.rmtree(build)
+        for path in prefix.rglob("*"):
+            if path.is_file():
+                text = path.read_text(encoding="utf-8")
+                # libtorch may lie in the source tree (.venv); nothing else there may be named.
+                text = text.replace(A.torch, "") if A.torch else text
+                require(str(A.source) + "/" not in text and str(A.work) not in text, f"{path} names no folder of the build")
+
+
+def find_package():
+    build = A.work / "find_package"
+    done = configure(A.source / "tests/package/find_package", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}")
+    require(done.returncode == 0, "two lines of CMake suffice")
+    build_and_run(build, bool(A.torch))
+
+
+def components():
+    build = A.work / "components"
+    done = configure(A.source / "tests/package/components", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}",
+                     f"-DCONSUMER_MPI={'ON' if A.mpi_compiler else 'OFF'}")
+    require(done.returncode == 0, "components are found one by one")
+    build_and_run(build, torch=False)
+
+
+def subdirectory():
+    build = A.work / A.step
+    done = configure(A.source / "tests/package" / A.step, build, f"-DBLUEFOG_SOURCE={A.source}", *with_or_without())
+    require(done.returncode == 0, "it configures inside another project")
+    build_and_run(build, bool(A.torch))
+
+
+fetch_content = subdirectory
+
+
+def said(output):
+    """The message of a failed configuration, on one line."""
+    return " ".join(output.split())
+
+
+def refused(prefix, *options, python=None):
+    build = A.work / "errors"
+    env = dict(os.environ)
+    if python:
+        env["PATH"] = f"{python}{os.pathsep}{env['PATH']}"
+    shutil.rmtree(build, ignore_errors=True)
+    command = [A.cmake, "-S", A.source / "tests/package/errors", "-B", build, "-G", A.generator,
+               f"-DCMAKE_CXX_COMPILER={A.compiler}", f"-DCMAKE_PREFIX_PATH={prefix}", *options]
+    if A.mpi_compiler:
+        command += [f"-DMPI_CXX_COMPILER={A.mpi_compiler}", f"-DMPIEXEC_EXECUTABLE={A.mpiexec}"]
+    done = run(*command, env=env)
+    require(done.returncode != 0, "it is refused")
+    return said(done.stdout)
+
+
+def errors():
+    whole, without_torch = PREFIX / "whole", PREFIX / "without_torch"
+
+    text = refused(whole, "-DCONSUMER_COMPONENTS=pigeons")
+    require("no component 'pigeons'" in text, "an unknown component is named")
+
+    text = refused(without_torch, "-DCONSUMER_COMPONENTS=torch")
+    require("without its component 'torch'" in text, "a component that was left out is named")
+
+    text = refused(whole, "-DCONSUMER_COMPONENTS=core", "-DCONSUMER_VERSION=0.2")
+    require("0.1" in text and "0.2" in text, "another minor version does not fit")
+
+    if A.torch:
+        text = refused(whole, "-DCONSUMER_COMPONENTS=torch", "-DTorch_DIR=/nonexistent")
+        require("Torch_DIR=/nonexistent holds no libtorch" in text and "pip install torch" in text,
+                "a wrong Torch_DIR is named, with what to do")
+
+        text = refused(whole, "-DCONSUMER_COMPONENTS=torch", "-DBLUEFOG_TORCH_PYTHON=/bin/false")
+        require("/bin/false -m pip install torch" in text, "a Python without torch is named, with what to do")
+
+        # Neither a hint, nor a Python with torch on PATH.
+        poor = A.work / "poor"
+        poor.mkdir(exist_ok=True)
+        (poor / "python3").write_text("#!/bin/sh\nexit 1\n")
+        (poor / "python3").chmod(0o755)
+        text = refused(whole, "-DCONSUMER_COMPONENTS=torch", "-Dbluefog_torch_HINT=/nonexistent", python=poor)
+        require("no libtorch found" in text and "Torch_DIR" in text and "pip install torch" in text,
+                "without any libtorch it says how to get and name one")
+
+
+globals()[A.step]()
