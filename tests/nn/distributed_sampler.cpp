@@ -17,7 +17,7 @@
 
 #include <bluefog/nn.hpp>
 
-#include "../support/catch.hpp"
+#include "support/catch.hpp"
 
 namespace nn = bluefog::nn;
 using indices = std::vector<std::size_t>;
