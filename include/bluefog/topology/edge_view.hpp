@@ -32,7 +32,9 @@ class edge_view : public std::ranges::view_interface<edge_view<Graph>> {
     using difference_type = std::ptrdiff_t;
 
     constexpr iterator() = default;
-    constexpr explicit iterator(const Graph& graph) : graph_(&graph) { settle(); }
+    constexpr explicit iterator(const Graph& graph) : graph_(&graph), size_(graph.size()) {
+      settle();
+    }
 
     [[nodiscard]] constexpr directed_edge operator*() const {
       const int destination = graph_->out_neighbors(source_)[index_];
@@ -50,19 +52,20 @@ class edge_view : public std::ranges::view_interface<edge_view<Graph>> {
     }
     [[nodiscard]] constexpr bool operator==(const iterator&) const = default;
     [[nodiscard]] constexpr bool operator==(std::default_sentinel_t) const {
-      return graph_ == nullptr || source_ == graph_->size();
+      return source_ == size_;
     }
 
    private:
     /// Moves on to the next rank that has an edge left.
     constexpr void settle() {
-      while (source_ < graph_->size() && index_ >= std::ssize(graph_->out_neighbors(source_))) {
+      while (source_ < size_ && index_ >= std::ssize(graph_->out_neighbors(source_))) {
         ++source_;
         index_ = 0;
       }
     }
 
     const Graph* graph_ = nullptr;
+    int size_ = 0;
     int source_ = 0;
     std::ptrdiff_t index_ = 0;
   };
