@@ -70,7 +70,7 @@ class scratch_pool {
       for (auto it = shelf_->pieces.begin(); it != shelf_->pieces.end(); ++it)
         if (it->size >= bytes && (best == shelf_->pieces.end() || it->size < best->size)) best = it;
       // A block far larger than asked for stays for the operation that needs it.
-      if (best != shelf_->pieces.end() && best->size / 4 <= bytes) {
+      if (best != shelf_->pieces.end() && best->size <= 4 * bytes + 4096) {
         piece found = std::move(*best);
         shelf_->pieces.erase(best);
         return {std::move(found), shelf_};

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/state.hpp>
+#include <bluefog/core/scratch.hpp>
+
+namespace bluefog {
+
+/// Whether messages carry what the caller asked to be sent, or what the library says to itself.
+enum class traffic_kind : std::uint8_t { payload, control };
+
+/// An exchange that counts what is sent when it is submitted.
+template <backend Backend>
+class counted_exchange {
+ public:
+  counted_exchange(Backend& transport, message_tag tag, traffic& counters, traffic_kind kind)
+      : native_(transport.exchange(tag)), counters_(&counters), kind_(kind) {}
+
+  void send(const_buffer in, int peer) {
+    native_.send(in, peer);
+    bytes_ += static_cast<std::int64_t>(in.bytes());
+    ++messages_;
+  }
+  void receive(mutable_buffer out, int peer) { native_.receive(out, peer); }
+
+  [[nodiscard]] typename Backend::operation_type submit() && {
+    if (kind_ == traffic_kind::payload)
+      counters_->count(bytes_, messages_);
+    else
+      counters_->count_control(bytes_, messages_);
+    return std::move(native_).submit();
+  }
+
+ private:
+  decltype(std::declval<Backend&>().exchange(message_tag{})) native_;
+  traffic* counters_;
+  traffic_kind kind_;
+  std::int64_t bytes_ = 0;
+  std::int64_t messages_ = 0;
+};
+
+/// What the algorithm of one operation works with. Cheap to copy; borrows the communicator's state.
+template <backend Backend>
+class operation_context {
+ public:
+  operation_context(communicator_state<Backend>& state, channel lane, std::uint64_t number) noexcept
+      : state_(&state), lane_(lane), number_(number) {}
+
+  [[nodiscard]] int rank() const noexcept { return state_->transport().rank(); }
+  [[nodiscard]] int size() const noexcept { return state_->transport().size(); }
+  [[nodiscard]] Backend& transport() const noexcept { return state_->transport(); }
+  [[nodiscard]] const machine_layout& layout() const noexcept { return state_->layout(); }
+  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+
+  /// \return messages of this operation, to be filled and submitted.
+  [[nodiscard]] counted_exchange<Backend> exchange(
+      traffic_kind kind = traffic_kind::payload) const {
+    const auto oldest = lane_ == channel::group ? state_->oldest(number_) : std::uint64_t{0};
+    return {transport(), message_tag{lane_, number_, oldest}, state_->counters(), kind};
+  }
+
+  /// \return temporary memory of at least `bytes` bytes.
+  [[nodiscard]] scratch_pool::block scratch(std::size_t bytes) const {
+    return state_->scratch().acquire(bytes);
+  }
+
+  /// Counts an operation of all ranks as one message of `bytes` bytes.
+  void count_collective(std::int64_t bytes) const noexcept {
+    if (size() > 1) state_->counters().count(bytes, 1);
+  }
+
+ private:
+  communicator_state<Backend>* state_;
+  channel lane_;
+  std::uint64_t number_;
+};
+
+}  // namespace bluefog

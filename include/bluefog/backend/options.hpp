@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <optional>
+
+#include <bluefog/core/error.hpp>
+#include <bluefog/core/settings.hpp>
+
+namespace bluefog {
+
+/// How a communicator behaves. What is not named comes from the environment.
+///
+///     bluefog::communicator<bluefog::mpi_backend> comm({.check = true, .timeout = 20s});
+struct communicator_options {
+  /// Compare every operation over all ranks before it starts (`BLUEFOG_CHECK`). Costs two rounds of
+  /// short messages per operation. The same on every rank.
+  bool check = settings::from_environment().check;
+  /// Longest time from the start of an operation to its end (`BLUEFOG_TIMEOUT`).
+  std::chrono::milliseconds timeout = settings::from_environment().timeout;
+  /// Time after which the log names an operation that waits, and for whom
+  /// (`BLUEFOG_STALL_WARNING`).
+  std::chrono::milliseconds stall_warning = settings::from_environment().stall_warning;
+  /// So many consecutive ranks count as one machine (`BLUEFOG_NODES_PER_MACHINE`); by default the
+  /// ranks that share memory do. The same on every rank.
+  std::optional<int> nodes_per_machine = settings::from_environment().nodes_per_machine;
+
+  /// \throws usage_error that names the option and its value.
+  void validate() const {
+    expects(timeout.count() > 0, "communicator: the timeout must be positive, got ",
+            timeout.count(), " ms");
+    expects(stall_warning.count() > 0, "communicator: the stall warning must be positive, got ",
+            stall_warning.count(), " ms");
+    expects(!nodes_per_machine || *nodes_per_machine >= 1,
+            "communicator: nodes_per_machine must be at least 1, got ",
+            nodes_per_machine.value_or(1));
+  }
+};
+
+}  // namespace bluefog

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <bluefog/backend/engine.hpp>
+#include <bluefog/backend/job.hpp>
+#include <bluefog/core/error.hpp>
+#include <bluefog/core/log.hpp>
+
+namespace bluefog {
+
+/// The part of a request that does not depend on its value.
+class request_base {
+ public:
+  request_base(request_base&&) noexcept = default;
+  request_base& operator=(request_base&&) = delete;  // would forget an operation in progress
+  request_base(const request_base&) = delete;
+  request_base& operator=(const request_base&) = delete;
+
+  /// \return whether `wait` would return at once. Makes progress; never blocks.
+  /// \throws usage_error after `wait`, or if the request was moved from.
+  [[nodiscard]] bool ready() {
+    expects(job_ != nullptr, "request::ready: the request is empty: waited for or moved from");
+    return engine_->ready(*job_);
+  }
+
+ protected:
+  request_base(std::shared_ptr<engine> driver, std::shared_ptr<job> started) noexcept
+      : engine_(std::move(driver)), job_(std::move(started)) {}
+
+  ~request_base() {
+    if (!job_) return;
+    engine_->wait(*job_);
+    if (!job_->failure()) return;
+    try {
+      job_->rethrow();
+    } catch (const std::exception& problem) {
+      log::write(log_level::warning,
+                 concat("a request that nobody waited for failed: ", problem.what()));
+    } catch (...) {
+      log::write(log_level::warning, "a request that nobody waited for failed");
+    }
+  }
+
+  void finish() {
+    expects(job_ != nullptr, "request::wait: the request is empty: waited for or moved from");
+    engine_->wait(*job_);
+    const auto over = std::exchange(job_, nullptr);
+    over->rethrow();
+  }
+
+ private:
+  std::shared_ptr<engine> engine_;
+  std::shared_ptr<job> job_;
+};
+
+/// A value that arrives when an operation completes.
+///
+/// Move-only; any thread may wait, one at a time. Destroying an unfinished request waits for it: a
+/// forgotten request becomes a visible wait, never a write to freed memory. With `Value` = void the
+/// operation writes to memory of the caller, which must outlive it.
+template <class Value>
+  requires std::movable<Value> || std::is_void_v<Value>
+class request : public request_base {
+ public:
+  request(std::shared_ptr<engine> driver, std::shared_ptr<job> started, Value value)
+      : request_base(std::move(driver), std::move(started)), value_(std::move(value)) {}
+
+  /// Blocks until the operation completes, then hands the value over; once.
+  /// \throws transport_error, timeout_error, mismatch_error or peer_error if the operation failed;
+  ///         usage_error on a second call.
+  Value wait() {
+    finish();
+    return std::move(value_);
+  }
+
+ private:
+  Value value_;
+};
+
+template <>
+class request<void> : public request_base {
+ public:
+  request(std::shared_ptr<engine> driver, std::shared_ptr<job> started) noexcept
+      : request_base(std::move(driver), std::move(started)) {}
+
+  /// Blocks until the operation completes; once. Throws as `request<Value>::wait`.
+  void wait() { finish(); }
+};
+
+}  // namespace bluefog

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/engine.hpp>
+#include <bluefog/backend/lane.hpp>
+#include <bluefog/backend/layout.hpp>
+#include <bluefog/backend/options.hpp>
+#include <bluefog/backend/statistics.hpp>
+#include <bluefog/core/scratch.hpp>
+
+namespace bluefog {
+
+/// Everything a communicator owns, at one address for as long as it lives.
+///
+/// Destroying it waits for its operations; while an exception unwinds the stack it gives them up
+/// instead, since the other ranks may never answer.
+template <backend Backend>
+class communicator_state final : public lane {
+ public:
+  communicator_state(Backend transport, communicator_options options,
+                     std::shared_ptr<engine> driver)
+      : lane({options.timeout, options.stall_warning}),
+        transport_(std::move(transport)),
+        options_(options),
+        driver_(driver ? std::move(driver) : std::make_shared<engine>(transport_.any_thread())),
+        answered_(static_cast<std::size_t>(transport_.size()), 0),
+        heard_(answered_) {}
+  communicator_state(const communicator_state&) = delete;
+  communicator_state& operator=(const communicator_state&) = delete;
+  ~communicator_state() override {
+    driver_->drain(*this, std::uncaught_exceptions() > exceptions_);
+  }
+
+  [[nodiscard]] Backend& transport() noexcept { return transport_; }
+  [[nodiscard]] const Backend& transport() const noexcept { return transport_; }
+  [[nodiscard]] const communicator_options& options() const noexcept { return options_; }
+  [[nodiscard]] const std::shared_ptr<engine>& driver() const noexcept { return driver_; }
+  [[nodiscard]] traffic& counters() noexcept { return counters_; }
+  [[nodiscard]] const traffic& counters() const noexcept { return counters_; }
+  [[nodiscard]] scratch_pool& scratch() noexcept { return scratch_; }
+  [[nodiscard]] const machine_layout& layout() const noexcept { return layout_; }
+  void layout(machine_layout machines) { layout_ = std::move(machines); }
+
+  /// The number that the next operation of all ranks gets.
+  [[nodiscard]] std::uint64_t& next_number() noexcept { return next_number_; }
+  /// The number that the next operation with `peer` gets.
+  [[nodiscard]] std::uint64_t& next_number(int peer) { return next_pair_number_[peer]; }
+  [[nodiscard]] std::uint64_t next_subset() noexcept { return subsets_++; }
+  [[nodiscard]] std::uint64_t oldest(std::uint64_t number) {
+    return driver_->oldest(*this, number);
+  }
+
+  void announce(std::uint64_t number) override {
+    if constexpr (letter_backend<Backend>)
+      for (int peer = 0; peer < transport_.size(); ++peer)
+        if (peer != transport_.rank()) tell(peer, number);
+  }
+
+  void listen(std::uint64_t number) override {
+    if constexpr (letter_backend<Backend>)
+      while (const auto arrived = transport_.collect()) {
+        auto& heard = heard_[static_cast<std::size_t>(arrived->sender)];
+        heard = std::max(heard, arrived->number + 1);
+        if (arrived->number <= number) tell(arrived->sender, number);
+      }
+  }
+
+  [[nodiscard]] std::vector<int> silent(std::uint64_t number) const override {
+    std::vector<int> ranks;
+    if constexpr (letter_backend<Backend>)
+      for (int peer = 0; peer < transport_.size(); ++peer)
+        if (peer != transport_.rank() && heard_[static_cast<std::size_t>(peer)] <= number)
+          ranks.push_back(peer);
+    return ranks;
+  }
+
+  [[nodiscard]] int rank_of_lane() const noexcept override { return transport_.rank(); }
+
+ private:
+  // Once per peer and number, so that two waiting ranks do not answer each other for ever.
+  void tell(int peer, std::uint64_t number)
+    requires letter_backend<Backend>
+  {
+    auto& answered = answered_[static_cast<std::size_t>(peer)];
+    if (answered > number) return;
+    answered = number + 1;
+    transport_.post(peer, number);
+  }
+
+  Backend transport_;
+  communicator_options options_;
+  std::shared_ptr<engine> driver_;
+  machine_layout layout_;
+  scratch_pool scratch_;
+  traffic counters_;
+  std::uint64_t next_number_ = 0;
+  std::map<int, std::uint64_t> next_pair_number_;
+  std::uint64_t subsets_ = 0;
+  std::vector<std::uint64_t> answered_;  // per rank: one more than the last number told to it
+  std::vector<std::uint64_t> heard_;     // per rank: one more than the last number it told
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace bluefog

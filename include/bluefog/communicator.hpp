@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <bluefog/backend/check.hpp>
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/context.hpp>
+#include <bluefog/backend/gather.hpp>
+#include <bluefog/backend/options.hpp>
+#include <bluefog/backend/request.hpp>
+#include <bluefog/backend/state.hpp>
+#include <bluefog/core/error.hpp>
+
+namespace bluefog {
+
+/// The user's name for one call, e.g. `{.name = "loss"}`: shown in messages, compared in check
+/// mode, and refused while an operation of the same name is outstanding on the communicator.
+struct call_options {
+  std::string_view name = {};
+};
+
+/// A group of ranks that exchange data over one backend.
+///
+/// Owns the backend; the operations on it are free functions, one per header, in `collective/`,
+/// `neighbor/` and `tensor/`. Move-only; a moved-from communicator may only be destroyed or
+/// assigned to. One thread at a time issues operations; any thread may wait for a request.
+///
+/// Construction, `split`, `duplicate`, `local`, `leaders` and destruction are collective: every
+/// rank must do them, in the same order as its operations. Destruction waits for outstanding
+/// operations, unless an exception is unwinding the stack.
+///
+/// \tparam Backend  the transport, e.g. `mpi_backend` or `thread_backend`.
+template <backend Backend>
+class communicator {
+ public:
+  using backend_type = Backend;
+
+  /// All ranks of the backend's default group.
+  explicit communicator(communicator_options options = {})
+    requires std::default_initializable<Backend>
+      : communicator(Backend(), std::move(options)) {}
+
+  /// The ranks of `transport`, which is taken over.
+  explicit communicator(Backend transport, communicator_options options = {})
+      : communicator(std::move(transport), std::move(options), nullptr) {}
+
+  /// The ranks of a native group, e.g. an `MPI_Comm`, which is duplicated, not taken over.
+  template <class Native>
+    requires(std::constructible_from<Backend, const Native&> &&
+             !std::same_as<Native, communicator_options> && !std::same_as<Native, Backend> &&
+             !std::same_as<Native, communicator>)
+  explicit communicator(const Native& native, communicator_options options = {})
+      : communicator(Backend(native), std::move(options)) {}
+
+  /// \return this rank's number, in [0, size()).
+  [[nodiscard]] int rank() const noexcept { return state_->transport().rank(); }
+  /// \return the number of ranks.
+  [[nodiscard]] int size() const noexcept { return state_->transport().size(); }
+  /// \return this rank's number among the ranks of its machine.
+  [[nodiscard]] int local_rank() const noexcept { return state_->layout().local_rank(); }
+  /// \return the number of ranks on this machine.
+  [[nodiscard]] int local_size() const { return state_->layout().local_size(); }
+  /// \return this machine's number; machines are numbered by their lowest rank.
+  [[nodiscard]] int machine_rank() const noexcept { return state_->layout().machine_rank(); }
+  /// \return the number of machines.
+  [[nodiscard]] int machine_size() const noexcept { return state_->layout().machine_size(); }
+  /// \return whether all machines have equally many ranks, numbered machine by machine.
+  [[nodiscard]] bool is_homogeneous() const noexcept { return state_->layout().is_homogeneous(); }
+  /// \return which ranks share a machine.
+  [[nodiscard]] const machine_layout& layout() const noexcept { return state_->layout(); }
+
+  /// \return what this rank has sent so far. Local.
+  [[nodiscard]] bluefog::statistics statistics() const noexcept {
+    return state_->counters().snapshot();
+  }
+  [[nodiscard]] const communicator_options& options() const noexcept { return state_->options(); }
+  [[nodiscard]] Backend& transport() noexcept { return state_->transport(); }
+
+  /// Groups ranks by `color`; within a group they are numbered by `key`, then by rank.
+  /// \return the communicator of this rank's group.
+  [[nodiscard]] communicator split(int color, int key) {
+    const auto table = gather_pairs(color, key);
+    std::vector<int> members;
+    for (int other = 0; other < size(); ++other)
+      if (table[index(other)].first == color) members.push_back(other);
+    std::ranges::stable_sort(members, {}, [&](int other) { return table[index(other)].second; });
+    return of(members);
+  }
+  [[nodiscard]] communicator split(int color) { return split(color, rank()); }
+
+  /// \return a communicator of the same ranks whose operations never mix with those of this one.
+  [[nodiscard]] communicator duplicate() { return split(0, rank()); }
+
+  /// \return the ranks of this machine.
+  [[nodiscard]] communicator local() { return split(machine_rank(), rank()); }
+
+  /// \return the lowest rank of each machine; empty on the other ranks.
+  [[nodiscard]] std::optional<communicator> leaders() {
+    auto group = split(local_rank() == 0 ? 0 : 1, rank());
+    return local_rank() == 0 ? std::optional<communicator>(std::move(group)) : std::nullopt;
+  }
+
+  // For those who write operations:
+
+  /// \return whether check mode is on, and descriptions have to be made.
+  [[nodiscard]] bool checks() const noexcept { return options().check && size() > 1; }
+
+  /// Runs an operation to its end.
+  /// \param make  from an `operation_context<Backend>` makes the task.
+  template <std::invocable<operation_context<Backend>> Make>
+  void run(call_description call, Make make) {
+    with_number(std::move(call), std::move(make), [&](task work, operation_label label) {
+      state_->driver()->run(std::move(work), std::move(label), *state_);
+    });
+  }
+
+  /// Starts an operation. \return what to wait for, to be put into a request with `driver()`.
+  template <std::invocable<operation_context<Backend>> Make>
+  [[nodiscard]] std::shared_ptr<job> start(call_description call, Make make) {
+    std::shared_ptr<job> started;
+    with_number(std::move(call), std::move(make), [&](task work, operation_label label) {
+      started = state_->driver()->submit(std::move(work), std::move(label), *state_);
+    });
+    return started;
+  }
+
+  /// \return what drives the operations of this communicator and of those derived from it.
+  [[nodiscard]] const std::shared_ptr<engine>& driver() const noexcept { return state_->driver(); }
+
+ private:
+  communicator(Backend transport, communicator_options options, std::shared_ptr<engine> driver) {
+    options.validate();
+    apply_log_settings(settings::from_environment());
+    state_ = std::make_unique<communicator_state<Backend>>(std::move(transport), options,
+                                                           std::move(driver));
+    const int machine = options.nodes_per_machine ? rank() / *options.nodes_per_machine
+                                                  : state_->transport().machine();
+    std::vector<int> machines(index(size()));
+    for (int other = 0; const auto& pair : gather_pairs(machine, 0))
+      machines[index(other++)] = pair.first;
+    state_->layout(machine_layout(machines, rank()));
+  }
+
+  [[nodiscard]] static std::size_t index(int rank) noexcept {
+    return static_cast<std::size_t>(rank);
+  }
+
+  // Gives the operation its number; takes the number back if the engine refuses the operation.
+  template <class Make, class Issue>
+  void with_number(call_description call, Make make, Issue issue) {
+    const auto lane = call.peer ? channel::pair : channel::group;
+    auto& next = call.peer ? state_->next_number(*call.peer) : state_->next_number();
+    const operation_context<Backend> context(*state_, lane, next);
+    operation_label label{call.operation, call.name, {lane, next, 0}};
+    task work = make(context);
+    if (checks()) {
+      std::vector<int> ranks(index(size()));
+      std::iota(ranks.begin(), ranks.end(), 0);
+      if (call.peer) ranks = {std::min(rank(), *call.peer), std::max(rank(), *call.peer)};
+      work = checked(context, std::move(call), std::move(ranks), std::move(work));
+    }
+    ++next;
+    try {
+      issue(std::move(work), std::move(label));
+    } catch (const usage_error&) {  // refused: nothing was sent
+      --next;
+      throw;
+    }
+    state_->counters().count_operation();
+  }
+
+  // Two numbers from every rank, in rank order.
+  [[nodiscard]] std::vector<std::pair<int, int>> gather_pairs(int first, int second) {
+    std::vector<std::int32_t> all(2 * index(size()));
+    run({.operation = "communicator"}, [&](auto context) {
+      return gather_equal(context, {first, second}, &all);
+    });
+    std::vector<std::pair<int, int>> pairs;
+    for (std::size_t i = 0; i < all.size(); i += 2) pairs.emplace_back(all[i], all[i + 1]);
+    return pairs;
+  }
+
+  [[nodiscard]] communicator of(const std::vector<int>& members) {
+    return communicator(state_->transport().subset(members, state_->next_subset()), options(),
+                        driver());
+  }
+
+  std::unique_ptr<communicator_state<Backend>> state_;
+};
+
+}  // namespace bluefog
