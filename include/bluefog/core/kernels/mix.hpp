@@ -54,11 +54,13 @@ template <floating_element T, class Inputs>
   std::int64_t i = 0;
   for (; i + 4 * step <= out.count; i += 4 * step) {
     const std::int64_t offset = i * std::int64_t{sizeof(T)};
+    avx2::prefetch<4 * bytes>(self + offset);
     auto a = lanes::multiply(own, lanes::load(self + offset));
     auto b = lanes::multiply(own, lanes::load(self + offset + bytes));
     auto c = lanes::multiply(own, lanes::load(self + offset + 2 * bytes));
     auto d = lanes::multiply(own, lanes::load(self + offset + 3 * bytes));
     for (const weighted_input& input : inputs) {
+      avx2::prefetch<4 * bytes>(input.data + offset);
       const auto weight = lanes::broadcast(input.weight);
       a = lanes::fused_multiply_add(weight, lanes::load(input.data + offset), a);
       b = lanes::fused_multiply_add(weight, lanes::load(input.data + offset + bytes), b);

@@ -56,11 +56,13 @@ template <element T, reduce_op Op, bool Average>
   std::int64_t i = 0;
   for (; i + 4 * step <= out.count; i += 4 * step) {
     const std::int64_t offset = i * std::int64_t{sizeof(T)};
+    avx2::prefetch<4 * bytes>(front + offset);
     auto a = lanes::load(front + offset);
     auto b = lanes::load(front + offset + bytes);
     auto c = lanes::load(front + offset + 2 * bytes);
     auto d = lanes::load(front + offset + 3 * bytes);
     for (const const_buffer& input : rest) {
+      avx2::prefetch<4 * bytes>(input.data + offset);
       a = lanes::template combine<Op>(a, lanes::load(input.data + offset));
       b = lanes::template combine<Op>(b, lanes::load(input.data + offset + bytes));
       c = lanes::template combine<Op>(c, lanes::load(input.data + offset + 2 * bytes));
