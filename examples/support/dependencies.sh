@@ -113,9 +113,9 @@ make_environment() {
 
 # has_library NAME: whether the loader, or a CUDA toolkit in its usual place, has the library.
 has_library() {
-  local folder
+  local folder loader="${LD_LIBRARY_PATH:-}"
   for folder in $(/sbin/ldconfig -p 2>/dev/null | sed -n "s|.*$1 .*=> \(.*\)/[^/]*\$|\1|p") \
-    ${LD_LIBRARY_PATH//:/ } ${CUDA_HOME:-/usr/local/cuda}/lib64 /usr/local/cuda/lib64; do
+    ${loader//:/ } ${CUDA_HOME:-/usr/local/cuda}/lib64 /usr/local/cuda/lib64; do
     [ ! -e "$folder/$1" ] || return 0
   done
   return 1
