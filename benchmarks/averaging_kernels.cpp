@@ -2,7 +2,7 @@
 //
 // The weighted sum that every averaging step ends in, in place, of d + 1 arrays of floats in host
 // memory: how close it comes to what one core can move, and how it compares with libtorch's
-// x.mul_(w), x.add_(y, w), ... (when built with it).
+// x.mul_(w), x.add_(y, w), ... (when its headers are there).
 //
 //   averaging_kernels [REPEATS]
 //
@@ -36,7 +36,7 @@
 #include <immintrin.h>
 #endif
 
-#ifdef BLUEFOG_HAS_TORCH
+#if __has_include(<ATen/Functions.h>)
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -128,7 +128,7 @@ result measure(std::size_t inputs, std::size_t bytes, int repeats) {
   };
   const std::size_t half = all.size() / 2;
   const auto limit = [&] { triad(all.first(half), all.last(half), weight, 1 - weight); };
-#ifdef BLUEFOG_HAS_TORCH
+#if __has_include(<ATen/Functions.h>)
   const auto length = static_cast<std::int64_t>(count);
   auto tensor = at::from_blob(x.data(), {length}, at::kFloat);
   std::vector<at::Tensor> tensors;
@@ -141,7 +141,7 @@ result measure(std::size_t inputs, std::size_t bytes, int repeats) {
 #endif
 
   result rows{inputs, bytes, {}, {{"triad", 0.90, {}}}};
-#ifdef BLUEFOG_HAS_TORCH
+#if __has_include(<ATen/Functions.h>)
   rows.comparisons.push_back({"torch mul_, add_", inputs == 1 ? 1.15 : 1.8, {}});
 #endif
   const int calls = static_cast<int>(std::max<std::size_t>(1, 64 * mebibyte / bytes));
@@ -163,7 +163,7 @@ result measure(std::size_t inputs, std::size_t bytes, int repeats) {
     for (int round = -warm_ups; round < rounds; ++round) {
       const double limit_time = time_of(limit, calls);
       const double our_time = time_of(ours, calls);
-#ifdef BLUEFOG_HAS_TORCH
+#if __has_include(<ATen/Functions.h>)
       const double peer_time = time_of(peer, calls);
       if (round >= 0) to_peer.push_back(peer_time / our_time);
 #endif
@@ -195,7 +195,7 @@ double calibrate() {
 
 int main(int argc, char** argv) {
   const int repeats = argc > 1 ? std::max(1, std::atoi(argv[1])) : 5;
-#ifdef BLUEFOG_HAS_TORCH
+#if __has_include(<ATen/Functions.h>)
   at::set_num_threads(1);
 #endif
   std::cout << "load " << first_line_of("/proc/loadavg") << "\n" << first_line_of("/proc/stat");

@@ -19,9 +19,10 @@
 /// where `fastest_instruction_set` says so.
 namespace bluefog::kernel::detail::avx2 {
 
-/// Asks for the `Bytes` that come some way after those at `data`, which the caller is reading. With
-/// several arrays at once the processor foresees less by itself; measured gains are
-/// 3 to 15 %. The address may lie outside of the array: asking for it has no other effect.
+/// Asks for the `Bytes` that come some way after those at `data`, which the caller is reading.
+///
+/// With several arrays at once the processor foresees less by itself; measured gains are 3 to 15 %.
+/// The address may lie outside of the array: asking for it has no other effect.
 template <std::int64_t Bytes>
 [[gnu::always_inline]] inline void prefetch(const std::byte* data) noexcept {
   constexpr std::uintptr_t ahead = 2048;
