@@ -25,6 +25,13 @@ class dense_matrix {
     return values_[static_cast<std::size_t>(row * size_ + column)];
   }
 
+  /// \return the largest modulus of an entry.
+  [[nodiscard]] double largest() const {
+    double result = 0;
+    for (const double value : values_) result = std::max(result, std::abs(value));
+    return result;
+  }
+
   /// A reflection I - scale v v^T of up to three neighboring rows, or columns.
   struct reflection {
     std::array<double, 3> v{};
@@ -117,6 +124,8 @@ inline void double_shift_step(dense_matrix& a, std::ptrdiff_t low, std::ptrdiff_
 [[nodiscard]] inline std::vector<std::complex<double>> eigenvalues(std::ptrdiff_t size,
                                                                    std::vector<double> values) {
   dense_matrix a(size, std::move(values));
+  // A little above rounding: clusters of equal eigenvalues leave noise of that size for ever.
+  const double negligible = 16 * std::numeric_limits<double>::epsilon() * a.largest();
   reduce_to_hessenberg(a);
 
   std::vector<std::complex<double>> found;
@@ -124,9 +133,7 @@ inline void double_shift_step(dense_matrix& a, std::ptrdiff_t low, std::ptrdiff_
   for (auto high = size - 1; high >= 0;) {
     auto low = high;  // where the block that ends at `high` begins
     for (; low > 0; --low) {
-      const double around = std::abs(a(low, low)) + std::abs(a(low - 1, low - 1));
-      const double limit = std::numeric_limits<double>::epsilon() * (around == 0 ? 1.0 : around);
-      if (std::abs(a(low, low - 1)) <= limit) break;
+      if (std::abs(a(low, low - 1)) <= negligible) break;
     }
     if (low > 0) a(low, low - 1) = 0;
 
@@ -152,8 +159,10 @@ inline void double_shift_step(dense_matrix& a, std::ptrdiff_t low, std::ptrdiff_
     expects<error>(++steps <= 100, "spectral_gap: the QR algorithm must converge, got stuck at ",
                    high, " of ", size);
     if (steps % 10 == 0) {  // an unusual shift gets it out of a cycle
-      const double size_below = std::abs(a(high, high - 1)) + std::abs(a(high - 1, high - 2));
-      double_shift_step(a, low, high, 1.5 * size_below, size_below * size_below);
+      const double center = a(high, high);
+      const double spread = std::abs(a(high, high - 1)) + std::abs(a(high - 1, high - 2));
+      double_shift_step(a, low, high, 2 * center + 1.5 * spread,
+                        center * center + 1.5 * center * spread + spread * spread);
     } else {
       double_shift_step(a, low, high, sum, product);
     }

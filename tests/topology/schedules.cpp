@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include <bluefog/topology.hpp>
+
+#include "support/catch.hpp"
+#include "topology/support.hpp"
+
+using namespace bluefog::topology;
+using bluefog::edges;
+using bluefog::neighborhood;
+using bluefog_test::all_of_round;
+using bluefog_test::index;
+
+namespace {
+
+/// Whether rank r sends to `receivers[r]` alone in round k, for all ranks.
+template <std::size_t N>
+constexpr bool sends(const schedule auto& schedule, std::ptrdiff_t k,
+                     const std::array<int, N>& receivers) {
+  for (std::size_t rank = 0; rank < N; ++rank)
+    if (schedule.rounds(static_cast<int>(rank))[k].destinations != edges{{receivers[rank]}})
+      return false;
+  return schedule.size() == static_cast<int>(N);
+}
+
+// The worked examples for eight ranks.
+static_assert(one_peer_exponential(8).rounds(0)[0] ==
+              neighborhood{.self_weight = 0.5, .sources = {{7, 0.5}}, .destinations = {{1}}});
+static_assert(sends<8>(one_peer_exponential(8), 0, {1, 2, 3, 4, 5, 6, 7, 0}));
+static_assert(sends<8>(one_peer_exponential(8), 1, {2, 3, 4, 5, 6, 7, 0, 1}));
+static_assert(sends<8>(one_peer_exponential(8), 2, {4, 5, 6, 7, 0, 1, 2, 3}));
+static_assert(sends<8>(one_peer_exponential(8), 3, {1, 2, 3, 4, 5, 6, 7, 0}));
+
+static_assert(sends<8>(one_peer(ring(8)), 0, {1, 2, 3, 4, 5, 6, 7, 0}));
+static_assert(sends<8>(one_peer(ring(8)), 1, {7, 0, 1, 2, 3, 4, 5, 6}));
+static_assert(sends<8>(one_peer(ring(8)), 2, {1, 2, 3, 4, 5, 6, 7, 0}));
+static_assert(sends<8>(one_peer(fully_connected(8)), 3, {4, 5, 6, 7, 0, 1, 2, 3}));
+static_assert(sends<8>(one_peer(fully_connected(8)), 6, {7, 0, 1, 2, 3, 4, 5, 6}));
+static_assert(sends<8>(one_peer(fully_connected(8)), 7, {1, 2, 3, 4, 5, 6, 7, 0}));
+
+static_assert(sends<8>(one_peer(star(8)), 0, {1, 0, 0, 0, 0, 0, 0, 0}));
+static_assert(sends<8>(one_peer(star(8)), 3, {4, 0, 0, 0, 0, 0, 0, 0}));
+static_assert(one_peer(star(8)).rounds(0)[0].sources.size() == 7);
+static_assert(one_peer(star(8)).rounds(0)[0].self_weight == 0.125);
+static_assert(one_peer(star(8)).rounds(2)[0].sources.empty());
+static_assert(one_peer(star(8)).rounds(2)[0].self_weight == 1.0);
+
+static_assert(sends<8>(one_peer(mesh_grid_2d(8)), 0, {1, 2, 3, 7, 5, 6, 7, 3}));
+static_assert(sends<8>(one_peer(mesh_grid_2d(8)), 1, {4, 5, 6, 2, 0, 1, 2, 6}));
+static_assert(sends<8>(one_peer(mesh_grid_2d(8)), 2, {1, 0, 1, 7, 5, 4, 5, 3}));
+static_assert(sends<8>(one_peer(mesh_grid_2d(8)), 3, {4, 2, 3, 2, 0, 6, 7, 6}));
+static_assert(sends<8>(one_peer(mesh_grid_2d(8)), 4, {1, 5, 6, 7, 5, 1, 2, 3}));
+static_assert(sends<8>(one_peer(mesh_grid_2d(8)), 5, {4, 0, 1, 2, 0, 4, 5, 6}));
+static_assert(sends<8>(one_peer(mesh_grid_2d(8)), 6, {1, 2, 3, 7, 5, 6, 7, 3}));
+
+static_assert(sends<4>(one_peer_exponential_machines(8, 2), 0, {1, 2, 3, 0}));
+static_assert(sends<4>(one_peer_exponential_machines(8, 2), 1, {2, 3, 0, 1}));
+static_assert(sends<4>(one_peer_exponential_machines(8, 2), 2, {1, 2, 3, 0}));
+static_assert(sends<6>(one_peer_exponential_machines(6, 1), 2, {4, 5, 0, 1, 2, 3}));
+
+static_assert(sends<8>(inner_outer_ring(8, 4), 0, {4, 2, 3, 1, 0, 6, 7, 5}));
+static_assert(sends<8>(inner_outer_ring(8, 4), 1, {2, 5, 3, 0, 6, 1, 7, 4}));
+static_assert(sends<8>(inner_outer_ring(8, 4), 2, {1, 3, 6, 0, 5, 7, 2, 4}));
+static_assert(sends<8>(inner_outer_ring(8, 4), 3, {1, 2, 0, 7, 5, 6, 4, 3}));
+static_assert(sends<8>(inner_outer_ring(8, 4), 4, {4, 2, 3, 1, 0, 6, 7, 5}));
+
+static_assert(sends<8>(inner_outer_exponential(8, 4), 0, {4, 2, 3, 1, 0, 6, 7, 5}));
+static_assert(sends<8>(inner_outer_exponential(8, 4), 1, {3, 5, 0, 2, 7, 1, 4, 6}));
+static_assert(sends<8>(inner_outer_exponential(8, 4), 2, {1, 3, 6, 0, 5, 7, 2, 4}));
+static_assert(sends<8>(inner_outer_exponential(8, 4), 3, {2, 0, 1, 7, 6, 4, 5, 3}));
+
+// On one machine the outgoing rank is silent.
+static_assert(inner_outer_ring(4, 4).rounds(0)[0] == neighborhood{});
+static_assert(inner_outer_exponential(4, 4).rounds(1)[5] == neighborhood{});
+static_assert(inner_outer_ring(4, 4).rounds(1)[0].destinations == edges{{2}});
+
+static_assert(one_peer_exponential(1).rounds(0)[5] == neighborhood{});
+static_assert(one_peer(ring(1)).rounds(0)[0] == neighborhood{});
+static_assert(one_peer(star(1)).rounds(0)[0] == neighborhood{});
+static_assert(repeat(ring(8)).rounds(0)[9] == neighborhood_of(ring(8), 0));
+static_assert(repeat(star(8)).round(3) == star(8));
+
+/// From the definition: who sends to whom when each rank takes turns among its out-neighbors,
+/// sorted clockwise.
+std::map<int, std::vector<int>> senders_by_definition(const graph auto& graph, int t) {
+  const int n = graph.size();
+  std::map<int, std::vector<int>> senders;
+  for (int k = 0; k < n; ++k) {
+    std::vector<int> clockwise;
+    for (int distance = 1; distance < n; ++distance)
+      if (graph.weight(k, (k + distance) % n) > 0) clockwise.push_back((k + distance) % n);
+    if (!clockwise.empty()) senders[clockwise[index(t) % clockwise.size()]].push_back(k);
+  }
+  return senders;
+}
+
+void check_one_peer(const graph auto& graph) {
+  const one_peer schedule(graph);
+  for (int t = 0; t < 13; ++t) {
+    auto senders = senders_by_definition(graph, t);
+    for (int rank = 0; rank < graph.size(); ++rank) {
+      CAPTURE(graph.size(), t, rank);
+      CHECK(std::ranges::equal(schedule.rounds(rank)[t].sources, senders[rank], {},
+                               &bluefog::edge::rank));
+    }
+  }
+}
+
+/// The largest singular value of prod W_t - J over the first rounds, by power iteration.
+double distance_to_average(const schedule auto& schedule, int rounds) {
+  const auto n = index(schedule.size());
+  std::vector<std::vector<neighborhood>> all;
+  for (int k = 0; k < rounds; ++k) all.push_back(all_of_round(schedule, k));
+  const auto apply = [&](std::vector<double> x) {
+    for (const auto& round : all) x = bluefog_test::mix(round, x);
+    return x;
+  };
+  // The columns of the product, one unit vector at a time.
+  std::vector<std::vector<double>> columns;
+  for (std::size_t j = 0; j < n; ++j) {
+    std::vector<double> unit(n, 0.0);
+    unit[j] = 1;
+    columns.push_back(apply(unit));
+    for (double& value : columns.back()) value -= 1.0 / static_cast<double>(n);
+  }
+  std::vector<double> v(n);
+  for (std::size_t j = 0; j < n; ++j) v[j] = std::sin(1.0 + static_cast<double>(j));
+  double norm = 0;
+  for (int step = 0; step < 2000; ++step) {
+    std::vector<double> w(n, 0.0);
+    for (std::size_t j = 0; j < n; ++j)
+      for (std::size_t i = 0; i < n; ++i) w[i] += columns[j][i] * v[j];
+    std::vector<double> u(n, 0.0);
+    for (std::size_t j = 0; j < n; ++j)
+      for (std::size_t i = 0; i < n; ++i) u[j] += columns[j][i] * w[i];
+    norm = std::sqrt(std::inner_product(u.begin(), u.end(), u.begin(), 0.0));
+    if (norm == 0) return 0;
+    for (std::size_t j = 0; j < n; ++j) v[j] = u[j] / norm;
+  }
+  return std::sqrt(norm);
+}
+
+/// After one period of `one_peer_exponential(n)`: the product is circulant, so its distance to the
+/// average is the largest Fourier coefficient of one row, that of the constant left out.
+double residual_after_period(int n) {
+  std::vector<double> row(index(n), 0.0);
+  row[0] = 1;
+  const one_peer_exponential schedule(n);
+  for (int k = 0; k < schedule.period(); ++k)
+    row = bluefog_test::mix(all_of_round(schedule, k), row);
+  double largest = 0;
+  for (int j = 1; j < n; ++j) {
+    double real = 0;
+    double imaginary = 0;
+    for (int i = 0; i < n; ++i) {
+      const double angle = 2 * std::acos(-1.0) * static_cast<double>(i * j % n) / n;
+      real += row[index(i)] * std::cos(angle);
+      imaginary += row[index(i)] * std::sin(angle);
+    }
+    largest = std::max(largest, std::hypot(real, imaginary));
+  }
+  return largest;
+}
+
+template <class Value>
+void check_exact_average(int n) {
+  std::vector<Value> x;
+  for (int rank = 0; rank < n; ++rank) x.push_back(static_cast<Value>((rank * 37 + 11) % 101 - 40));
+  const Value mean = std::accumulate(x.begin(), x.end(), Value{0}) / static_cast<Value>(n);
+  const one_peer_exponential schedule(n);
+  for (int k = 5; k < 5 + schedule.period(); ++k)
+    x = bluefog_test::mix(all_of_round(schedule, k), x);
+  CHECK(std::ranges::count(x, mean) == n);
+}
+
+}  // namespace
+
+TEST_CASE("one_peer follows its definition on any graph", "[topology][schedules]") {
+  for (const int n : {1, 2, 3, 4, 6, 8, 9, 12, 16, 17}) {
+    bluefog_test::for_each_graph(n, [](const auto& graph) { check_one_peer(graph); });
+  }
+  // A graph in which degrees differ, and a rank that nobody and one that sends to nobody.
+  check_one_peer(adjacency(5, {{0, 1}, {0, 2}, {0, 3}, {1, 3}, {2, 1}, {2, 3}, {3, 1}, {4, 0}},
+                           {.weights = weighting::uniform}));
+}
+
+TEST_CASE("one_peer over the exponential graph is one_peer_exponential", "[topology][schedules]") {
+  for (int n = 1; n <= 64; ++n)
+    for (int k = 0; k < 8; ++k)
+      CHECK(one_peer(exponential(n)).round(k) == one_peer_exponential(n).round(k));
+}
+
+TEST_CASE("one_peer_exponential averages exactly after log2 n rounds, bit for bit",
+          "[topology][schedules]") {
+  for (int n = 1; n <= 1024; n *= 2) {
+    CAPTURE(n);
+    check_exact_average<double>(n);
+    check_exact_average<float>(n);
+  }
+}
+
+TEST_CASE("one_peer_exponential leaves the residual of theory otherwise", "[topology][schedules]") {
+  const std::map<int, double> known{{3, .25},       {5, .202254},  {6, .216506},  {7, .125},
+                                    {9, .117462},   {10, .192355}, {12, .209129}, {15, .0625},
+                                    {17, .0614358}, {24, .20734},  {63, .015625}, {1000, .0234153}};
+  for (const auto& [n, residual] : known)
+    CHECK(residual_after_period(n) == Approx(residual).epsilon(5e-6));
+
+  for (int n = 2; n <= 64; ++n) {
+    CAPTURE(n);
+    const double reach = std::exp2(one_peer_exponential(n).period());
+    const double angle = std::acos(-1.0) / n;
+    double expected = 0;
+    for (int j = 1; j < n; ++j)
+      expected = std::max(expected, std::abs(std::sin(angle * std::fmod(reach * j, n)) /
+                                             (reach * std::sin(angle * j))));
+    CHECK(residual_after_period(n) == Approx(expected).margin(1e-14));
+  }
+}
+
+TEST_CASE("inner and outer schedules mix as fast as they should", "[topology][schedules]") {
+  const inner_outer_exponential fast(8, 4);
+  CHECK(distance_to_average(fast, 4) == Approx(.2904).margin(5e-5));
+  CHECK(distance_to_average(fast, 8) == Approx(.0501).margin(5e-5));
+  CHECK(distance_to_average(fast, 16) == Approx(.00213).margin(5e-6));
+  const inner_outer_ring slow(8, 4);
+  CHECK(distance_to_average(slow, 4) == Approx(.4040).margin(5e-5));
+  CHECK(distance_to_average(slow, 8) == Approx(.1185).margin(5e-5));
+  CHECK(distance_to_average(slow, 16) == Approx(.0134).margin(5e-5));
+}
+
+TEST_CASE("schedules repeat, however late the round", "[topology][schedules]") {
+  const std::ptrdiff_t late = 840 * std::ptrdiff_t{1'000'000'000'000};  // a multiple of all periods
+  for (const int n : {2, 5, 8, 12}) {
+    bluefog_test::for_each_schedule(n, [&](const auto& schedule) {
+      for (int k = 0; k < 3; ++k)
+        for (int rank = 0; rank < n; ++rank)
+          CHECK(schedule.rounds(rank)[late * 11 + k] == schedule.rounds(rank)[k]);
+    });
+  }
+}
+
+TEST_CASE("schedules refuse what makes no sense", "[topology][schedules]") {
+  using bluefog::usage_error;
+  using bluefog_test::ContainsSubstring;
+  CHECK_THROWS_AS(one_peer_exponential(0), usage_error);
+  CHECK_THROWS_WITH(inner_outer_ring(8, 2),
+                    ContainsSubstring("inner_outer_ring: local_size must be at least 3, got 2"));
+  CHECK_THROWS_WITH(
+      inner_outer_exponential(9, 4),
+      ContainsSubstring(
+          "inner_outer_exponential: size must be a multiple of local_size, got 9 and 4"));
+  CHECK_THROWS_AS(inner_outer_exponential(8, 1), usage_error);
+  CHECK_THROWS_AS(one_peer_exponential_machines(8, 3), usage_error);
+  CHECK_THROWS_AS(one_peer_exponential_machines(8, 0), usage_error);
+
+  bluefog_test::for_each_schedule(6, [](const auto& schedule) {
+    CHECK_THROWS_WITH(schedule.round(-1), ContainsSubstring("must not be negative, got -1"));
+    CHECK_THROWS_AS(schedule.rounds(6), usage_error);
+    CHECK_THROWS_AS(schedule.rounds(-1), usage_error);
+  });
+}
