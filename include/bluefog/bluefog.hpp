@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Umbrella: everything that this build enabled. Linking bluefog::bluefog brings MPI and libtorch and
+// says that they are there; with them a translation unit takes some seconds to compile. Whoever needs
+// less includes less: the umbrellas below each stand for one folder, and each header in it for itself.
+// All above the first #ifdef know nothing of MPI or libtorch and compile in about two seconds.
+
+#include <bluefog/communicator.hpp>
+#include <bluefog/thread.hpp>
+#include <bluefog/topology.hpp>
+#include <bluefog/version.hpp>
+#if __has_include(<bluefog/collective.hpp>)
+#include <bluefog/collective.hpp>
+#endif
+#if __has_include(<bluefog/neighbor.hpp>)
+#include <bluefog/neighbor.hpp>
+#endif
+
+#ifdef BLUEFOG_HAS_MPI
+#if __has_include(<bluefog/mpi.hpp>)
+#include <bluefog/mpi.hpp>
+#endif
+#endif
+
+#ifdef BLUEFOG_HAS_TORCH
+#if __has_include(<bluefog/tensor.hpp>)
+#include <bluefog/tensor.hpp>
+#endif
+#if __has_include(<bluefog/optim.hpp>)
+#include <bluefog/optim.hpp>
+#endif
+#include <bluefog/nn.hpp>
+#endif
