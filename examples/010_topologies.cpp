@@ -111,3 +111,25 @@ int main(int argc, char** argv) {
   }
   return 0;
 }
+
+// Expected output:
+// exponential, 8 ranks
+//
+// rank | self weight | sends to       | receives from
+//    0 |      0.2500 | 1 2 4          | 4 x 0.2500 6 x 0.2500 7 x 0.2500
+//    1 |      0.2500 | 2 3 5          | 0 x 0.2500 5 x 0.2500 7 x 0.2500
+//    2 |      0.2500 | 3 4 6          | 0 x 0.2500 1 x 0.2500 6 x 0.2500
+//    3 |      0.2500 | 4 5 7          | 1 x 0.2500 2 x 0.2500 7 x 0.2500
+//    4 |      0.2500 | 0 5 6          | 0 x 0.2500 2 x 0.2500 3 x 0.2500
+//    5 |      0.2500 | 1 6 7          | 1 x 0.2500 3 x 0.2500 4 x 0.2500
+//    6 |      0.2500 | 0 2 7          | 2 x 0.2500 4 x 0.2500 5 x 0.2500
+//    7 |      0.2500 | 0 1 3          | 3 x 0.2500 5 x 0.2500 6 x 0.2500
+//
+// column stochastic yes, row stochastic yes, regular yes
+// spectral gap 0.500000
+//
+// one peer per round, rank 0:
+// round 0: self weight 0.5000, sends to 1, receives from 7
+// round 1: self weight 0.5000, sends to 2, receives from 6
+// round 2: self weight 0.5000, sends to 4, receives from 4
+// round 3: self weight 0.5000, sends to 1, receives from 7

@@ -8,6 +8,7 @@
 #include <bluefog/topology/concepts.hpp>
 #include <bluefog/topology/edge_view.hpp>
 #include <bluefog/topology/indexed_view.hpp>
+#include <bluefog/topology/neighborhood.hpp>
 #include <bluefog/topology/rank_check.hpp>
 
 namespace bluefog::topology {
@@ -79,6 +80,15 @@ class circulant {
     const int k = offsets_below(offsets_, distance);
     const bool joined = distance == 0 || (k < degree() && offsets_[k] == distance);
     return joined ? 1.0 / (degree() + 1) : 0.0;
+  }
+
+  /// \return the whole neighborhood at once, which saves looking up each weight.
+  [[nodiscard]] constexpr neighborhood neighborhood_at(int rank) const {
+    neighborhood result{.self_weight = 1.0 / (degree() + 1)};
+    for (const int source : in_neighbors(rank))
+      result.sources.push_back({source, result.self_weight});
+    for (const int destination : out_neighbors(rank)) result.destinations.push_back({destination});
+    return result;
   }
 
   [[nodiscard]] constexpr edge_view<circulant> edges() const { return edge_view(*this); }

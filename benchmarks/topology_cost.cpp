@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a rank pays to learn its place in a topology: make the graph, and from it the rank's
+// neighborhood. The peer makes the dense n x n matrix of doubles and reads its row and column; the
+// limit is O(degree) time and memory.
+//
+// The contestants alternate within each of nine rounds after two warm-ups; printed are the medians.
+// Bytes are what the graph and one neighborhood hold, on the heap and off it. The goal for
+// circulant graphs other than the full one, whose degree is n - 1: 5 us per rank at n = 4096.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include <malloc.h>
+
+#include <bluefog/topology.hpp>
+
+namespace {
+std::size_t heap_bytes = 0;
+}  // namespace
+
+void* operator new(std::size_t size) {
+  void* const memory = std::malloc(size);
+  if (memory == nullptr) throw std::bad_alloc();
+  heap_bytes += malloc_usable_size(memory);
+  return memory;
+}
+void operator delete(void* memory) noexcept {
+  if (memory != nullptr) heap_bytes -= malloc_usable_size(memory);
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  operator delete(memory);
+}
+
+namespace {
+
+using namespace bluefog::topology;
+using bluefog::neighborhood;
+using clock_type = std::chrono::steady_clock;
+
+constexpr int warm_ups = 2;
+constexpr int rounds = 9;
+constexpr std::ptrdiff_t late = 1'000'000'007;  // a round of a schedule is a graph as any other
+constexpr int places = 64;                      // ranks per timing, spread over the graph
+
+double microseconds_since(clock_type::time_point start) {
+  return std::chrono::duration<double, std::micro>(clock_type::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+/// The neighborhood as one finds it in a dense matrix, with the matrix made first.
+neighborhood by_dense_matrix(const std::vector<double>& first_row, const graph auto& graph,
+                             int rank) {
+  const std::size_t n = first_row.size();
+  const bool circulant = first_row[0] > 0;
+  auto matrix = circulant ? std::vector<double>(n * n) : weight_matrix(graph);
+  for (std::size_t i = 0; circulant && i < n; ++i)  // every row is the first one, rotated
+    std::rotate_copy(first_row.begin(), first_row.end() - static_cast<std::ptrdiff_t>(i),
+                     first_row.end(), matrix.begin() + static_cast<std::ptrdiff_t>(i * n));
+  neighborhood result{.self_weight = 0.0};
+  const auto r = static_cast<std::size_t>(rank);
+  for (std::size_t j = 0; j < n; ++j) {
+    if (j == r) continue;
+    if (matrix[j * n + r] > 0) result.sources.push_back({static_cast<int>(j), matrix[j * n + r]});
+    if (matrix[r * n + j] > 0) result.destinations.push_back({static_cast<int>(j)});
+  }
+  result.self_weight = matrix[r * n + r];
+  return result;
+}
+
+void measure(const char* name, int n, auto make) {
+  std::vector<double> first_row(static_cast<std::size_t>(n), 0.0);
+  if constexpr (circulant_graph<decltype(make(n))>)
+    for (int j = 0; j < n; ++j) first_row[static_cast<std::size_t>(j)] = make(n).weight(0, j);
+
+  std::vector<double> ours;
+  std::vector<double> dense;
+  std::vector<double> ratios;
+  for (int round = -warm_ups; round < rounds; ++round) {
+    const int rank = (round + warm_ups) * n / (rounds + warm_ups);
+    auto start = clock_type::now();
+    const auto expected = by_dense_matrix(first_row, make(n), rank);
+    const double dense_time = microseconds_since(start);
+
+    std::size_t edges = 0;  // keeps the work from being optimised away
+    start = clock_type::now();
+    for (int place = 0; place < places; ++place)
+      edges += neighborhood_of(make(n), (rank + place * n / places) % n).sources.size();
+    const double our_time = microseconds_since(start) / places;
+
+    if (neighborhood_of(make(n), rank) != expected || edges == 0) {
+      std::fprintf(stderr, "topology_cost: %s differs from its matrix at rank %d\n", name, rank);
+      std::exit(1);
+    }
+    if (round < 0) continue;
+    ours.push_back(our_time);
+    dense.push_back(dense_time);
+    ratios.push_back(dense_time / our_time);
+  }
+
+  const std::size_t before = heap_bytes;
+  const auto graph = make(n);
+  const auto hood = neighborhood_of(graph, 0);
+  const std::size_t bytes = sizeof graph + sizeof hood + heap_bytes - before;
+  const auto dense_bytes =
+      static_cast<std::size_t>(n) * static_cast<std::size_t>(n) * sizeof(double);
+  const bool goal = first_row[0] > 0 && n == 4096 && hood.sources.size() < 4095;
+  const char* const met = !goal ? "-" : median(ours) <= 5 ? "met" : "MISSED";
+  std::printf("%-23s %5d %10.3f %12.1f %10.0f %9zu %12zu %6s\n", name, n, median(ours),
+              median(dense), median(ratios), bytes, dense_bytes, met);
+  std::printf(
+      "{\"benchmark\": \"topology_cost\", \"topology\": \"%s\", \"n\": %d, \"us_per_rank\": %.4f, "
+      "\"dense_us\": %.2f, \"ratio\": %.1f, \"bytes_per_rank\": %zu, \"dense_bytes\": %zu, "
+      "\"goal\": \"%s\"}\n",
+      name, n, median(ours), median(dense), median(ratios), bytes, dense_bytes, met);
+}
+
+}  // namespace
+
+int main() {
+  std::printf("%-22s %5s %10s %12s %10s %9s %12s\n", "topology", "n", "us/rank", "dense us",
+              "ratio", "bytes", "dense bytes");
+  for (int n = 16; n <= 4096; n *= 4) {
+    measure("exponential", n, [](int size) { return exponential(size); });
+    measure("exponential base 3", n, [](int size) { return exponential(size, 3); });
+    measure("symmetric_exponential", n, [](int size) { return symmetric_exponential(size); });
+    measure("ring", n, [](int size) { return ring(size); });
+    measure("mesh_grid_2d", n, [](int size) { return mesh_grid_2d(size); });
+    measure("star", n, [](int size) { return star(size); });
+    measure("fully_connected", n, [](int size) { return fully_connected(size); });
+    measure("one_peer_exponential", n,
+            [](int size) { return one_peer_exponential(size).round(late); });
+    measure("one_peer(mesh_grid_2d)", n,
+            [](int size) { return one_peer(mesh_grid_2d(size)).round(late); });
+    measure("inner_outer_exponential", n,
+            [](int size) { return inner_outer_exponential(size, 4).round(late); });
+  }
+}
