@@ -10,8 +10,12 @@
 
 namespace bluefog {
 
-/// Whether messages carry what the caller asked to be sent, or what the library says to itself.
-enum class traffic_kind : std::uint8_t { payload, control };
+/// How an exchange is counted.
+enum class traffic_kind : std::uint8_t {
+  payload,  ///< what the caller asked to be sent
+  part,     ///< a step of an operation that is counted as a whole, by `count_collective`
+  control,  ///< what the library says to itself
+};
 
 /// An exchange that counts what is sent when it is submitted.
 template <backend Backend>
@@ -30,7 +34,7 @@ class counted_exchange {
   [[nodiscard]] typename Backend::operation_type submit() && {
     if (kind_ == traffic_kind::payload)
       counters_->count(bytes_, messages_);
-    else
+    else if (kind_ == traffic_kind::control)
       counters_->count_control(bytes_, messages_);
     return std::move(native_).submit();
   }

@@ -70,7 +70,7 @@ class engine {
       if (direct.failure_) break;
     }
     finish(direct);
-    stalls.resolved();
+    if (!direct.failure_) stalls.resolved();
     direct.rethrow();
   }
 

@@ -62,11 +62,12 @@ class job {
     const auto peers = work_.waiting_for();
     const auto silent =
         label_.tag.lane == channel::group ? home_->silent(label_.tag.number) : std::vector<int>{};
-    if (peers.empty() && silent.empty()) return "the transport does not know for whom";
+    if (peers.empty() && silent.empty()) return "for ranks that the transport does not know";
     std::string text;
     if (!peers.empty()) text = "for " + ranks_text(peers);
     if (!silent.empty())
-      text += (text.empty() ? "not heard from " : "; not heard from ") + ranks_text(silent);
+      text +=
+          (text.empty() ? "for those not heard from: " : "; not heard from ") + ranks_text(silent);
     return text;
   }
 

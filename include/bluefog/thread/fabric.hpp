@@ -74,11 +74,12 @@ class fabric {
       auto& between = at(sender, receiver, channel::group);
       if (between.waiting_sends.load(std::memory_order_relaxed) == 0) continue;
       const std::scoped_lock lock(between.mutex);
-      while (!between.sends.empty() && between.sends.front()->tag.number < oldest) {
-        if (!found) found = letter{sender, between.sends.front()->tag.number};
-        finish(*between.sends.front());
-        pop_front(between.sends);
-      }
+      std::erase_if(between.sends, [&](const half_pointer& message) {
+        if (message->tag.number >= oldest) return false;
+        if (!found) found = letter{sender, message->tag.number};
+        finish(*message);
+        return true;
+      });
       between.waiting_sends = between.sends.size();
     }
     return found;
@@ -159,8 +160,6 @@ class fabric {
                   static_cast<std::size_t>(lane)];
   }
 
-  static void pop_front(std::vector<half_pointer>& waiting) { waiting.erase(waiting.begin()); }
-
   static void finish(half_message& message) noexcept {
     message.over.store(true, std::memory_order_release);
   }
@@ -173,46 +172,48 @@ class fabric {
   void put(const half_pointer& message, int sender, int receiver,
            std::vector<half_pointer> line::*side) {
     auto& between = at(sender, receiver, message->tag.lane);
+    const bool sends = side == &line::sends;
     const std::scoped_lock lock(between.mutex);
-    (between.*side).push_back(message);
-    match(between, sender, receiver);
+    auto& others = sends ? between.receives : between.sends;
+    const auto other = std::ranges::find_if(others, [&](const half_pointer& waiting) {
+      return waiting->tag.number == message->tag.number;
+    });
+    if (other != others.end()) {
+      if (sends)
+        join(*message, **other, sender, receiver);
+      else
+        join(**other, *message, sender, receiver);
+      others.erase(other);
+    } else {
+      (between.*side).push_back(message);
+    }
+    if (sends && message->tag.lane == channel::group)
+      fail_passed(between, message->tag.oldest, sender, receiver);
     // Asked after the message is in the line: `leave` either sees it there or is seen here.
     if (gone_[static_cast<std::size_t>(message->peer)]) fail_all(between, message->peer);
     between.waiting_sends = between.sends.size();
   }
 
-  // Joins sends and receives in order as long as both wait. Under the line's mutex.
-  static void match(line& between, int sender, int receiver) {
-    while (!between.sends.empty() && !between.receives.empty()) {
-      auto& out = *between.sends.front();
-      auto& in = *between.receives.front();
-      if (out.tag.number == in.tag.number) {
-        if (out.bytes == in.bytes) {
-          if (in.bytes > 0) std::memcpy(in.data, out.data, in.bytes);
-          finish(in);
-        } else {
-          fail<mismatch_error>(in, concat("rank ", sender, " sent ", out.bytes,
-                                          " bytes where rank ", receiver, " expects ", in.bytes));
-        }
-        finish(out);
-        pop_front(between.sends);
-        pop_front(between.receives);
-      } else if (out.tag.number < in.tag.number) {  // nobody received it, and nobody will
-        in.failure = std::make_exception_ptr(
-            mismatch_error(stray(sender, receiver, out.tag.number, in.tag.number)));
-        finish(out);
-        pop_front(between.sends);  // the receive still waits for its own message, then fails
-      } else {                     // the sender has passed that operation without sending
-        fail<mismatch_error>(in, stray(sender, receiver, out.tag.number, in.tag.number));
-        pop_front(between.receives);
-      }
-    }
+  // Moves a message from its sender to its receiver.
+  static void join(half_message& out, half_message& in, int sender, int receiver) {
+    if (out.bytes != in.bytes)
+      fail<mismatch_error>(in, concat("rank ", sender, " sent ", out.bytes, " bytes where rank ",
+                                      receiver, " expects ", in.bytes));
+    else if (in.bytes > 0)
+      std::memcpy(in.data, out.data, in.bytes);
+    if (!in.failure) finish(in);
+    finish(out);
   }
 
-  [[nodiscard]] static std::string stray(int sender, int receiver, std::uint64_t sent,
-                                         std::uint64_t expected) {
-    return concat("rank ", sender, " sent a message of operation ", sent, " where rank ", receiver,
-                  " expects operation ", expected);
+  // Everything that the sender had to send below `oldest` has been sent: nothing more will come.
+  static void fail_passed(line& between, std::uint64_t oldest, int sender, int receiver) {
+    std::erase_if(between.receives, [&](const half_pointer& message) {
+      if (message->tag.number >= oldest) return false;
+      fail<mismatch_error>(*message, concat("rank ", receiver, " expects a message of operation ",
+                                            message->tag.number, ", which rank ", sender,
+                                            " has passed without sending one"));
+      return true;
+    });
   }
 
   static void fail_all(line& between, int rank) {

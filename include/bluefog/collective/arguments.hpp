@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/core/buffer.hpp>
+#include <bluefog/core/error.hpp>
+
+namespace bluefog::detail {
+
+/// Checks that `out` can hold what comes of `in`.
+inline void expects_same_shape(std::string_view operation, const_buffer in, const_buffer out) {
+  expects(in.type == out.type, operation, ": input is ", in.type, ", output is ", out.type);
+  expects(in.count == out.count, operation, ": input has ", in.count, " elements, output has ",
+          out.count);
+}
+
+/// Checks that `rank` exists on `comm`.
+template <backend Backend>
+void expects_rank(std::string_view operation, const communicator<Backend>& comm, int rank,
+                  std::string_view what) {
+  expects(rank >= 0 && rank < comm.size(), operation, ": ", what, " must be in [0, ", comm.size(),
+          "), got ", rank);
+}
+
+/// Describes a call for check mode; the text that has to agree is made only there.
+template <backend Backend, class... Parts>
+[[nodiscard]] call_description describe(const communicator<Backend>& comm,
+                                        std::string_view operation, const call_options& options,
+                                        const Parts&... agreement) {
+  return {.operation = operation,
+          .name = std::string(options.name),
+          .agreement = comm.checks() ? concat(agreement...) : std::string()};
+}
+
+}  // namespace bluefog::detail

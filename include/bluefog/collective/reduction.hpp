@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/context.hpp>
+#include <bluefog/backend/task.hpp>
+#include <bluefog/core/buffer.hpp>
+#include <bluefog/core/kernels.hpp>
+#include <bluefog/core/reduce_op.hpp>
+
+namespace bluefog::detail {
+
+/// \return where part `part` of `parts` nearly equal parts of `count` elements begins.
+[[nodiscard]] constexpr std::int64_t part_begin(std::int64_t count, std::int64_t part,
+                                                std::int64_t parts) noexcept {
+  return count / parts * part + std::min(part, count % parts);
+}
+
+/// Part `part` of `parts` of a buffer.
+template <class Buffer>
+[[nodiscard]] constexpr Buffer part_of(const Buffer& whole, std::int64_t part, std::int64_t parts) {
+  const auto begin = part_begin(whole.count, part, parts);
+  return whole.slice(begin, part_begin(whole.count, part + 1, parts) - begin);
+}
+
+inline void copy(const_buffer in, mutable_buffer out) noexcept {
+  if (in.data != out.data && in.count > 0) std::memmove(out.data, in.data, in.bytes());
+}
+
+/// What a bandwidth-optimal allreduce of `bytes` bytes over `ranks` ranks sends per rank.
+[[nodiscard]] constexpr std::int64_t allreduce_bytes(std::size_t bytes, std::int64_t ranks) {
+  return 2 * static_cast<std::int64_t>(bytes) * (ranks - 1) / ranks;
+}
+
+/// Combines the values of `ranks`, which contain this rank, by messages: each rank combines one
+/// part for all, in rank order and rounding once, then all parts are exchanged. Short values are
+/// sent whole to everybody, in one round instead of two.
+template <backend Backend, class Owner>
+task reduce_among(operation_context<Backend> context, const_buffer in, mutable_buffer out,
+                  reduce_op op, std::vector<int> ranks, [[maybe_unused]] Owner owner) {
+  constexpr std::size_t short_bytes = 2048;
+  const auto n = static_cast<std::int64_t>(ranks.size());
+  const auto self = std::ranges::find(ranks, context.rank()) - ranks.begin();
+  context.count_collective(allreduce_bytes(in.bytes(), n));
+  if (n == 1) {
+    copy(in, out);
+    co_return;
+  }
+
+  const bool whole = in.bytes() <= short_bytes;
+  const const_buffer own = whole ? in : part_of(in, self, n);
+  const auto memory = context.scratch(own.bytes() * static_cast<std::size_t>(n));
+  std::vector<const_buffer> inputs;
+  auto gathering = context.exchange(traffic_kind::part);
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (i == self) {
+      inputs.push_back(own);
+      continue;
+    }
+    const int peer = ranks[static_cast<std::size_t>(i)];
+    const mutable_buffer slot{memory.data() + own.bytes() * static_cast<std::size_t>(i), own.count,
+                              own.type};
+    gathering.receive(slot, peer);
+    gathering.send(whole ? in : part_of(in, i, n), peer);
+    inputs.push_back(slot);
+  }
+  auto gathered = std::move(gathering).submit();
+  co_await gathered;
+  if (whole) {
+    kernel::reduce(op, out, inputs);
+    co_return;
+  }
+
+  const mutable_buffer combined = part_of(out, self, n);
+  kernel::reduce(op, combined, inputs);
+  auto sharing = context.exchange(traffic_kind::part);
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (i == self) continue;
+    const int peer = ranks[static_cast<std::size_t>(i)];
+    sharing.receive(part_of(out, i, n), peer);
+    sharing.send(combined, peer);
+  }
+  auto shared = std::move(sharing).submit();
+  co_await shared;
+}
+
+/// The transport's own allreduce of all ranks.
+template <allreducing_backend Backend, class Owner>
+task reduce_natively(operation_context<Backend> context, const_buffer in, mutable_buffer out,
+                     reduce_op op, [[maybe_unused]] Owner owner) {
+  context.count_collective(allreduce_bytes(in.bytes(), context.size()));
+  const bool divide = op == reduce_op::average && !context.transport().reduces(op, in.type);
+  auto reduced = context.transport().allreduce(in, out, divide ? reduce_op::sum : op);
+  co_await reduced;
+  if (divide) kernel::scale(out, 1.0 / context.size());
+}
+
+/// Combines the values of all ranks, natively where the transport can.
+template <backend Backend, class Owner>
+[[nodiscard]] task reduce_over_all(operation_context<Backend> context, const_buffer in,
+                                   mutable_buffer out, reduce_op op, Owner owner) {
+  if constexpr (allreducing_backend<Backend>) {
+    const auto native = op == reduce_op::average ? reduce_op::sum : op;
+    if (context.size() > 1 && !is_half(in.type) && context.transport().reduces(native, in.type))
+      return reduce_natively(context, in, out, op, std::move(owner));
+  }
+  std::vector<int> ranks(static_cast<std::size_t>(context.size()));
+  for (int rank = 0; int& each : ranks) each = rank++;
+  return reduce_among(context, in, out, op, std::move(ranks), std::move(owner));
+}
+
+}  // namespace bluefog::detail

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <mpi.h>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/core/buffer.hpp>
+#include <bluefog/core/error.hpp>
+#include <bluefog/mpi/check.hpp>
+#include <bluefog/mpi/exchange.hpp>
+#include <bluefog/mpi/handle.hpp>
+#include <bluefog/mpi/library.hpp>
+#include <bluefog/mpi/mailbox.hpp>
+#include <bluefog/mpi/native.hpp>
+#include <bluefog/mpi/operation.hpp>
+#include <bluefog/mpi/strays.hpp>
+
+namespace bluefog {
+
+/// Ranks that are MPI processes.
+///
+/// Duplicates the communicator that it is given, twice: messages of the program on the same ranks
+/// never mix with the library's. Buffers lie in host memory. From `MPI_THREAD_SERIALIZED` on any
+/// thread may call any function; below that only the thread that initialised MPI. Initialises MPI
+/// if nobody did, see `mpi::library`.
+class mpi_backend {
+ public:
+  using operation_type = mpi::operation;
+  static constexpr std::string_view name = "mpi";
+  static constexpr memory_space space = memory_space::host;
+
+  /// All ranks that the launcher started. Collective.
+  /// \throws usage_error if a launcher started several and MPI sees one.
+  mpi_backend() : mpi_backend((mpi::library::instance(), MPI_COMM_WORLD)) {
+    mpi::library::expects_matching_launcher(size_);
+  }
+
+  /// The ranks of `group`, which stays the caller's. Collective over `group`.
+  /// \param longest_message  bytes after which a message travels in pieces, at most 2^31 - 1.
+  /// \throws usage_error if `group` is null or an inter-communicator.
+  explicit mpi_backend(MPI_Comm group, std::int64_t longest_message = std::int64_t{1} << 30)
+      : mpi_backend(duplicate(group), longest_message) {}
+
+  mpi_backend(mpi_backend&&) noexcept = default;
+  mpi_backend& operator=(mpi_backend&&) noexcept = default;
+  mpi_backend(const mpi_backend&) = delete;
+  mpi_backend& operator=(const mpi_backend&) = delete;
+  ~mpi_backend() {
+    if (group_ && std::uncaught_exceptions() > exceptions_) mpi::library::mark_unwound();
+  }
+
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return size_; }
+  [[nodiscard]] int machine() const noexcept { return machine_; }
+  [[nodiscard]] bool any_thread() const noexcept { return mpi::library::instance().any_thread(); }
+
+  [[nodiscard]] mpi::exchange exchange(message_tag tag) {
+    return {group_.get(), tags_, tag, strays_, limit_};
+  }
+
+  [[nodiscard]] bool reduces(reduce_op op, dtype type) const noexcept {
+    return mpi::native(op, type) != MPI_OP_NULL;
+  }
+
+  [[nodiscard]] mpi::operation allreduce(const_buffer in, mutable_buffer out, reduce_op op) {
+    std::vector<mpi::part> parts;
+    const auto lock = mpi::library::serialize();
+    const auto limit = limit_ / static_cast<std::int64_t>(size_of(in.type));
+    mpi::for_each_piece(in.count, std::max<std::int64_t>(1, limit), [&](auto offset, auto length) {
+      const auto target = out.slice(offset, length).data;
+      const void* source = in.data == out.data ? MPI_IN_PLACE : in.slice(offset, length).data;
+      mpi::check(
+          MPI_Iallreduce(source, target, static_cast<int>(length), mpi::native(in.type),
+                         mpi::native(op, in.type), group_.get(), &parts.emplace_back().request),
+          "MPI_Iallreduce");
+    });
+    return {std::move(parts), {}, nullptr};
+  }
+
+  [[nodiscard]] mpi::operation broadcast(mutable_buffer values, int root) {
+    std::vector<mpi::part> parts;
+    const auto lock = mpi::library::serialize();
+    mpi::for_each_piece(
+        static_cast<std::int64_t>(values.bytes()), limit_, [&](auto offset, auto length) {
+          mpi::check(MPI_Ibcast(values.data + offset, static_cast<int>(length), MPI_BYTE, root,
+                                group_.get(), &parts.emplace_back().request),
+                     "MPI_Ibcast");
+        });
+    return {std::move(parts), {}, nullptr};
+  }
+
+  [[nodiscard]] mpi_backend subset(std::span<const int> members, std::uint64_t serial) {
+    const auto lock = mpi::library::serialize();
+    MPI_Group all = MPI_GROUP_NULL;
+    mpi::check(MPI_Comm_group(group_.get(), &all), "MPI_Comm_group");
+    const mpi::unique_group everybody(all);
+    MPI_Group some = MPI_GROUP_NULL;
+    mpi::check(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some),
+               "MPI_Group_incl");
+    const mpi::unique_group chosen(some);
+    MPI_Comm group = MPI_COMM_NULL;
+    mpi::check(MPI_Comm_create_group(group_.get(), some, static_cast<int>(serial % 32768), &group),
+               "MPI_Comm_create_group");
+    return mpi_backend(mpi::unique_communicator(group), limit_);
+  }
+
+  void post(int peer, std::uint64_t number) { mailbox_->post(peer, number); }
+  [[nodiscard]] std::optional<letter> collect() { return mailbox_->collect(); }
+
+ private:
+  // Takes `group` over.
+  mpi_backend(mpi::unique_communicator group, std::int64_t longest_message)
+      : group_(std::move(group)), limit_(longest_message) {
+    constexpr std::int64_t most = 0x7FFFFFFF;
+    expects(limit_ >= 1 && limit_ <= most, "mpi_backend: longest_message must be in [1, ", most,
+            "], got ", limit_);
+    mpi::library::clear_mark();
+    const auto lock = mpi::library::serialize();
+    mpi::check(MPI_Comm_set_errhandler(group_.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    mpi::check(MPI_Comm_rank(group_.get(), &rank_), "MPI_Comm_rank");
+    mpi::check(MPI_Comm_size(group_.get(), &size_), "MPI_Comm_size");
+    strays_ = std::make_shared<mpi::strays>(group_.get(), tags_);
+    mailbox_ = std::make_unique<mpi::mailbox>(mpi::unique_communicator(duplicate(group_.get())));
+    machine_ = lowest_rank_sharing_memory();
+  }
+
+  [[nodiscard]] static mpi::unique_communicator duplicate(MPI_Comm group) {
+    mpi::library::instance();
+    expects(group != MPI_COMM_NULL, "mpi_backend: the communicator is MPI_COMM_NULL");
+    const auto lock = mpi::library::serialize();
+    int between_groups = 0;
+    mpi::check(MPI_Comm_test_inter(group, &between_groups), "MPI_Comm_test_inter");
+    expects(between_groups == 0, "mpi_backend: the communicator is an inter-communicator");
+    MPI_Comm copy = MPI_COMM_NULL;
+    mpi::check(MPI_Comm_dup(group, &copy), "MPI_Comm_dup");
+    return mpi::unique_communicator(copy);
+  }
+
+  [[nodiscard]] static mpi::tag_space all_tags() {
+    void* value = nullptr;
+    int found = 0;
+    mpi::check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &found), "MPI_Comm_get_attr");
+    return mpi::tag_space(found != 0 ? *static_cast<int*>(value) : 32767);
+  }
+
+  [[nodiscard]] int lowest_rank_sharing_memory() const {
+    const auto lock = mpi::library::serialize();
+    MPI_Comm shared = MPI_COMM_NULL;
+    mpi::check(
+        MPI_Comm_split_type(group_.get(), MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &shared),
+        "MPI_Comm_split_type");
+    const mpi::unique_communicator machine(shared);
+    MPI_Group here = MPI_GROUP_NULL;
+    mpi::check(MPI_Comm_group(shared, &here), "MPI_Comm_group");
+    const mpi::unique_group here_owner(here);
+    MPI_Group all = MPI_GROUP_NULL;
+    mpi::check(MPI_Comm_group(group_.get(), &all), "MPI_Comm_group");
+    const mpi::unique_group all_owner(all);
+    const int first = 0;
+    int lowest = 0;
+    mpi::check(MPI_Group_translate_ranks(here, 1, &first, all, &lowest),
+               "MPI_Group_translate_ranks");
+    return lowest;
+  }
+
+  mpi::unique_communicator group_;
+  mpi::tag_space tags_ = all_tags();
+  std::int64_t limit_;
+  int rank_ = 0;
+  int size_ = 1;
+  int machine_ = 0;
+  std::shared_ptr<mpi::strays> strays_;
+  std::unique_ptr<mpi::mailbox> mailbox_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+static_assert(backend<mpi_backend>);
+static_assert(allreducing_backend<mpi_backend>);
+static_assert(broadcasting_backend<mpi_backend>);
+static_assert(letter_backend<mpi_backend>);
+
+}  // namespace bluefog

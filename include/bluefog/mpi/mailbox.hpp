@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <utility>
+
+#include <mpi.h>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/mpi/check.hpp>
+#include <bluefog/mpi/handle.hpp>
+#include <bluefog/mpi/library.hpp>
+
+namespace bluefog::mpi {
+
+/// Letters between ranks, on an MPI communicator of their own.
+class mailbox {
+ public:
+  /// Takes `group` over.
+  explicit mailbox(unique_communicator group) : group_(std::move(group)) {
+    check(MPI_Comm_set_errhandler(group_.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  }
+  mailbox(const mailbox&) = delete;
+  mailbox& operator=(const mailbox&) = delete;
+  ~mailbox() {
+    if (!is_running()) return;
+    for (outgoing& each : sent_)
+      if (!left(each)) {  // so short that MPI has copied it; only the handle remains
+        static_cast<void>(MPI_Request_free(&each.request));
+      }
+  }
+
+  void post(int peer, std::uint64_t number) {
+    const auto lock = library::serialize();
+    std::erase_if(sent_, left);
+    auto& each = sent_.emplace_back(outgoing{number, MPI_REQUEST_NULL});
+    check(MPI_Isend(&each.number, 1, MPI_UINT64_T, peer, 0, group_.get(), &each.request),
+          "MPI_Isend");
+  }
+
+  [[nodiscard]] std::optional<letter> collect() {
+    const auto lock = library::serialize();
+    int found = 0;
+    MPI_Status status{};
+    MPI_Message message = MPI_MESSAGE_NULL;
+    check(MPI_Improbe(MPI_ANY_SOURCE, 0, group_.get(), &found, &message, &status), "MPI_Improbe");
+    if (found == 0) return std::nullopt;
+    letter arrived{status.MPI_SOURCE, 0};
+    // Short enough to have arrived whole with its envelope, so this does not wait.
+    check(MPI_Mrecv(&arrived.number, 1, MPI_UINT64_T, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
+    return arrived;
+  }
+
+ private:
+  struct outgoing {
+    std::uint64_t number;
+    MPI_Request request;
+  };
+
+  static bool left(outgoing& each) noexcept {
+    int complete = 0;
+    return MPI_Test(&each.request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0;
+  }
+
+  unique_communicator group_;
+  std::list<outgoing> sent_;  // addresses stay: MPI reads the numbers
+};
+
+}  // namespace bluefog::mpi

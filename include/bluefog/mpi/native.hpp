@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <mpi.h>
+
+#include <bluefog/backend/message.hpp>
+#include <bluefog/core/dtype.hpp>
+#include <bluefog/core/reduce_op.hpp>
+
+namespace bluefog::mpi {
+
+/// \return MPI's name of an element type; halves, which MPI does not know, travel as bytes.
+[[nodiscard]] inline MPI_Datatype native(dtype type) noexcept {
+  switch (type) {
+    case dtype::boolean: return MPI_C_BOOL;
+    case dtype::uint8: return MPI_UINT8_T;
+    case dtype::int8: return MPI_INT8_T;
+    case dtype::int16: return MPI_INT16_T;
+    case dtype::int32: return MPI_INT32_T;
+    case dtype::int64: return MPI_INT64_T;
+    case dtype::float16:
+    case dtype::bfloat16: break;
+    case dtype::float32: return MPI_FLOAT;
+    case dtype::float64: return MPI_DOUBLE;
+  }
+  return MPI_DATATYPE_NULL;
+}
+
+/// \return MPI's operation with the meaning of `op` on `type`, `MPI_OP_NULL` if it has none.
+///
+/// MPI leaves open what min and max make of NaN, so those are left to the library's own kernels.
+[[nodiscard]] inline MPI_Op native(reduce_op op, dtype type) noexcept {
+  if (is_half(type) || op == reduce_op::average) return MPI_OP_NULL;
+  const bool any = op == reduce_op::sum || op == reduce_op::max;
+  if (type == dtype::boolean) return any ? MPI_LOR : MPI_LAND;
+  if (op == reduce_op::sum) return MPI_SUM;
+  if (op == reduce_op::product) return MPI_PROD;
+  if (is_floating(type)) return MPI_OP_NULL;
+  return op == reduce_op::min ? MPI_MIN : MPI_MAX;
+}
+
+/// Message tags: which channel, and the operation's number as far as it fits.
+struct tag_space {
+  int span = 1 << 14;  ///< numbers are told apart modulo this
+
+  /// \param highest  the largest tag that MPI accepts, at least 32767.
+  explicit tag_space(int highest) noexcept : span((std::min(highest, (1 << 30) - 1) + 1) / 2) {}
+
+  [[nodiscard]] int tag(const message_tag& of) const noexcept {
+    return static_cast<int>(of.number % static_cast<std::uint64_t>(span)) * 2 +
+           static_cast<int>(of.lane);
+  }
+
+  /// \return whether `tag` is of a group operation whose number lies below `oldest`.
+  [[nodiscard]] bool is_stale(int tag, std::uint64_t oldest) const noexcept {
+    if (tag % 2 != static_cast<int>(channel::group)) return false;
+    const auto modulus = static_cast<std::uint64_t>(span);
+    const auto behind = (oldest + modulus - static_cast<std::uint64_t>(tag / 2)) % modulus;
+    return behind != 0 && behind < modulus / 2;
+  }
+};
+
+/// Calls `visit(offset, length)` for pieces of at most `limit` that make up `total`; at least once,
+/// so that an empty message is a message too.
+template <class Visit>
+void for_each_piece(std::int64_t total, std::int64_t limit, Visit visit) {
+  std::int64_t offset = 0;
+  do {
+    const std::int64_t length = std::min(limit, total - offset);
+    visit(offset, length);
+    offset += length;
+  } while (offset < total);
+}
+
+}  // namespace bluefog::mpi

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <mpi.h>
+
+#include <bluefog/backend/message.hpp>
+#include <bluefog/core/error.hpp>
+#include <bluefog/mpi/check.hpp>
+#include <bluefog/mpi/handle.hpp>
+#include <bluefog/mpi/native.hpp>
+
+namespace bluefog::mpi {
+
+/// Finds messages that nobody will receive: those whose operation is over on this rank.
+class strays {
+ public:
+  strays(MPI_Comm group, tag_space tags) noexcept : group_(group), tags_(tags) {}
+  strays(const strays&) = delete;
+  strays& operator=(const strays&) = delete;
+  ~strays() {
+    // A message that is still on its way keeps its memory until the process ends.
+    for (dropped& each : dropped_)
+      if (is_running() && !arrived(each)) static_cast<void>(new auto(std::move(each.memory)));
+  }
+
+  /// Throws `mismatch_error` if a message has arrived for an operation that is over.
+  ///
+  /// One probe where nothing is wrong. A stray message is taken out of the way.
+  void look(const message_tag& now) {
+    if (now.lane != channel::group) return;
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(dropped_, arrived);
+    int found = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status{};
+    check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, group_, &found, &status), "MPI_Iprobe");
+    if (found == 0 || !tags_.is_stale(status.MPI_TAG, now.oldest)) return;
+    const int tag = status.MPI_TAG;
+    const int source = status.MPI_SOURCE;
+    check(MPI_Improbe(source, tag, group_, &found, &message, &status), "MPI_Improbe");
+    if (found == 0) return;  // a receive posted meanwhile by another thread took it
+    int bytes = 0;
+    check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+    auto& drop = dropped_.emplace_back();
+    drop.memory.resize(static_cast<std::size_t>(bytes));
+    check(MPI_Imrecv(drop.memory.data(), bytes, MPI_BYTE, &message, &drop.request), "MPI_Imrecv");
+    if (std::ranges::find(late_, tag) != late_.end()) return;
+    throw mismatch_error(concat("rank ", source, " sent a message of operation ",
+                                now.oldest - behind(tag, now.oldest),
+                                " that this rank does not receive"));
+  }
+
+  /// Messages of this operation may come after it was given up; they are dropped without a word.
+  void expect_late(const message_tag& given_up) noexcept {
+    const std::scoped_lock lock(mutex_);
+    constexpr std::size_t kept = 64;  // older ones cannot be told from strays, and need not be
+    try {
+      if (late_.size() >= kept) late_.erase(late_.begin());
+      late_.push_back(tags_.tag(given_up));
+    } catch (const std::bad_alloc&) {  // then they are reported as strays
+    }
+  }
+
+ private:
+  struct dropped {
+    std::vector<std::byte> memory;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+
+  static bool arrived(dropped& each) noexcept {
+    int complete = 0;
+    return MPI_Test(&each.request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0;
+  }
+
+  [[nodiscard]] std::uint64_t behind(int tag, std::uint64_t oldest) const noexcept {
+    const auto modulus = static_cast<std::uint64_t>(tags_.span);
+    return (oldest % modulus + modulus - static_cast<std::uint64_t>(tag / 2)) % modulus;
+  }
+
+  MPI_Comm group_;  // borrowed from the backend
+  tag_space tags_;
+  std::mutex mutex_;
+  std::list<dropped> dropped_;
+  std::vector<int> late_;
+};
+
+}  // namespace bluefog::mpi

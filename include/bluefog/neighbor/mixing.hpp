@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/context.hpp>
+#include <bluefog/backend/task.hpp>
+#include <bluefog/core/buffer.hpp>
+#include <bluefog/core/error.hpp>
+#include <bluefog/core/kernels.hpp>
+#include <bluefog/core/scratch.hpp>
+#include <bluefog/topology/neighborhood.hpp>
+
+namespace bluefog::detail {
+
+/// Checks one side of a neighborhood: ranks exist, are not this one, appear once, weigh something
+/// finite.
+inline void validate_side(std::string_view operation, const edges& side, std::string_view what,
+                          int rank, int size) {
+  for (std::size_t i = 0; i < side.size(); ++i) {
+    const edge& each = side[i];
+    expects(each.rank >= 0 && each.rank < size, operation, ": ", what, " ", i, " must be in [0, ",
+            size, "), got rank ", each.rank);
+    expects(each.rank != rank, operation, ": ", what, " ", i, " is rank ", rank,
+            " itself; use self_weight");
+    expects(std::isfinite(each.weight), operation, ": the weight of ", what, " rank ", each.rank,
+            " must be finite, got ", each.weight);
+    for (std::size_t k = 0; k < i; ++k)
+      expects(side[k].rank != each.rank, operation, ": ", what, " rank ", each.rank,
+              " is given twice");
+  }
+}
+
+/// Checks a neighborhood of rank `rank` among `size` ranks; nothing has been sent.
+inline void validate(std::string_view operation, const neighborhood& links, int rank, int size) {
+  expects(std::isfinite(links.self_weight), operation, ": self_weight must be finite, got ",
+          links.self_weight);
+  validate_side(operation, links.sources, "source", rank, size);
+  validate_side(operation, links.destinations, "destination", rank, size);
+}
+
+/// Several arrays that travel as one message: a piece of memory, and what lies in it.
+struct packed_layout {
+  struct segment {
+    std::size_t offset;  // in bytes, a multiple of the element's size
+    std::int64_t count;
+    dtype type;
+  };
+  std::vector<segment> segments;
+  std::size_t bytes = 0;
+
+  packed_layout() = default;
+  /// One array.
+  explicit packed_layout(const_buffer whole)
+      : segments{{0, whole.count, whole.type}}, bytes(whole.bytes()) {}
+
+  /// Adds an array behind those so far, aligned to a cache line.
+  void add(std::int64_t count, dtype type) {
+    const std::size_t offset =
+        (bytes + scratch_pool::alignment - 1) / scratch_pool::alignment * scratch_pool::alignment;
+    segments.push_back({offset, count, type});
+    bytes = offset + static_cast<std::size_t>(count) * size_of(type);
+  }
+};
+
+[[nodiscard]] inline const_buffer as_bytes(const std::byte* data, std::size_t bytes) noexcept {
+  return {data, static_cast<std::int64_t>(bytes), dtype::uint8};
+}
+[[nodiscard]] inline mutable_buffer as_bytes(std::byte* data, std::size_t bytes) noexcept {
+  return {data, static_cast<std::int64_t>(bytes), dtype::uint8};
+}
+
+/// Computes out = self_weight in + sum of what the sources send, one message per peer.
+///
+/// `in` and `out` are pieces of memory laid out as `layout`, and may be the same. `out` is written
+/// only once everything has arrived.
+template <backend Backend, class Owner>
+task mix_task(operation_context<Backend> context, const std::byte* in, std::byte* out,
+              packed_layout layout, neighborhood links, [[maybe_unused]] Owner owner) {
+  // Weighted copies first: what may fail, fails before anything is sent.
+  std::vector<scratch_pool::block> weighted;
+  auto exchange = context.exchange();
+  for (const edge& destination : links.destinations) {
+    const std::byte* message = in;
+    if (destination.weight != 1.0) {
+      const auto& copy = weighted.emplace_back(context.scratch(layout.bytes));
+      for (const auto& [offset, count, type] : layout.segments)
+        kernel::scaled_copy({copy.data() + offset, count, type}, {in + offset, count, type},
+                            destination.weight);
+      message = copy.data();
+    }
+    exchange.send(as_bytes(message, layout.bytes), destination.rank);
+  }
+  std::vector<scratch_pool::block> arrived;
+  arrived.reserve(links.sources.size());
+  for (const edge& source : links.sources) {
+    const auto& slot = arrived.emplace_back(context.scratch(layout.bytes));
+    exchange.receive(as_bytes(slot.data(), layout.bytes), source.rank);
+  }
+  auto transfer = std::move(exchange).submit();
+  co_await transfer;
+
+  std::vector<kernel::weighted_input> inputs(links.sources.size());
+  for (const auto& [offset, count, type] : layout.segments) {
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      inputs[i] = {links.sources[i].weight, arrived[i].data() + offset};
+    kernel::mix({out + offset, count, type}, links.self_weight, {in + offset, count, type}, inputs);
+  }
+}
+
+}  // namespace bluefog::detail
