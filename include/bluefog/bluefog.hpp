@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Umbrella: everything that this build enabled. Linking bluefog::bluefog brings MPI and libtorch and
-// says that they are there; with them a translation unit takes some seconds to compile. Whoever needs
-// less includes less: the umbrellas below each stand for one folder, and each header in it for itself.
-// All above the first #ifdef know nothing of MPI or libtorch and compile in about two seconds.
+// Umbrella: everything that this build enabled. Linking bluefog::bluefog brings MPI and libtorch
+// and says that they are there; with them a translation unit takes some seconds to compile. Whoever
+// needs less includes less: the umbrellas below each stand for one folder, and each header in it
+// for itself. All above the first #ifdef know nothing of MPI or libtorch and compile in about two
+// seconds.
 
+#include <bluefog/backend.hpp>
 #include <bluefog/communicator.hpp>
+#include <bluefog/core.hpp>
 #include <bluefog/thread.hpp>
 #include <bluefog/topology.hpp>
 #include <bluefog/version.hpp>

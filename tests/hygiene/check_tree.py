@@ -64,6 +64,13 @@ EXCUSES = {
     "MPI_Finalize": "at process exit, where nobody could catch",
 }
 
+# The same for single places, where the code is looked at in another way.
+EXCUSED_PLACES = {
+    ("mpi/mailbox.hpp", "MPI_Test"): "noexcept; a failed request counts as gone",
+    ("mpi/strays.hpp", "MPI_Test"): "noexcept; a failed request counts as gone",
+    ("mpi/operation.hpp", "MPI_Testall"): "remembers the code, and throws when nothing is in flight any more",
+}
+
 MAX_LINES = 300
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 SOURCES = {".hpp", ".cpp", ".py", ".sh", ".cmake"}
@@ -127,16 +134,19 @@ def check_includes(report, path, name, text):
                 report(path, number, f"layer '{layer}' must not include <{header}> of layer '{other}'")
 
 
-def check_native_calls(report, path, text):
+def check_native_calls(report, path, name, text):
+    place = name.split("/", 1)[1]
     code = without_comments_and_strings(text)
     for match in re.finditer(r"\b(MPI_[A-Z][a-z]\w*|P?MPIX_\w+|nccl[A-Z]\w*|cuda[A-Z]\w*)\s*\(", code):
-        name = match.group(1)
-        if name in EXCUSES or name in ("MPI_Comm", "MPI_Request", "MPI_Datatype", "MPI_Op"):
+        called = match.group(1)
+        if called in EXCUSES or (place, called) in EXCUSED_PLACES:
+            continue
+        if called in ("MPI_Comm", "MPI_Request", "MPI_Datatype", "MPI_Op"):  # types
             continue
         if re.search(r"\bcheck\s*\(\s*(?:::)?$", code[: match.start()]):
             continue
         line = code.count("\n", 0, match.start()) + 1
-        report(path, line, f"{name} is called outside check(...)")
+        report(path, line, f"{called} is called outside check(...)")
 
 
 def check_style(report, path, text):
@@ -254,7 +264,7 @@ def main():
         text = path.read_text(encoding="utf-8")
         name = path.relative_to(include).as_posix()
         check_includes(report, path, name, text)
-        check_native_calls(report, path, text)
+        check_native_calls(report, path, name, text)
         check_style(report, path, text)
     check_umbrellas(report, include)
     check_lists(report, root, headers)

@@ -33,7 +33,8 @@ void average(Comm& comm) {
 
 int main() {
   require(sources_of_rank_zero(8) == 3, "rank 0 of 8 has 3 sources");
-  bluefog::run_threads(3, [](bluefog::communicator<bluefog::thread_backend>& comm) { average(comm); });
+  bluefog::run_threads(3,
+                       [](bluefog::communicator<bluefog::thread_backend>& comm) { average(comm); });
 
 #if BLUEFOG_HAS_MPI
   bluefog::communicator<bluefog::mpi_backend> comm;

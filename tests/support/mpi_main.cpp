@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// main() of the tests that run under mpirun. Each rank holds its report back; at the end rank 0's and
-// those of the ranks that failed are printed in rank order, and a failure on any rank is a failure of
-// all. A failed assertion is said at once in one line, and so is, after BLUEFOG_TEST_PATIENCE seconds,
-// the test that did not end.
+// main() of the tests that run under mpirun. Each rank holds its report back; at the end rank 0's
+// and those of the ranks that failed are printed in rank order, and a failure on any rank is a
+// failure of all. A failed assertion is said at once in one line, and so is, after
+// BLUEFOG_TEST_PATIENCE seconds, the test that did not end.
 //
 // Started without a launcher it leaves MPI alone until a test asks for it.
 #define CATCH_CONFIG_RUNNER
@@ -16,9 +16,6 @@ using EventListenerBase = TestEventListenerBase;
 }
 #endif
 
-#include <mpi.h>
-#include <unistd.h>
-
 #include <array>
 #include <csignal>
 #include <cstdio>
@@ -28,6 +25,9 @@ using EventListenerBase = TestEventListenerBase;
 #include <string>
 #include <string_view>
 #include <type_traits>
+
+#include <mpi.h>
+#include <unistd.h>
 
 namespace {
 
@@ -59,7 +59,8 @@ class listener : public Catch::EventListenerBase {
     const auto& outcome = stats.assertionResult;
     if (!outcome.isOk()) {
       const auto line = outcome.getSourceInfo();
-      std::fprintf(stderr, "rank %d: %s:%zu failed in: %s\n", rank, line.file, line.line, name_.c_str());
+      std::fprintf(stderr, "rank %d: %s:%zu failed in: %s\n", rank, line.file, line.line,
+                   name_.c_str());
     }
     return static_cast<result>(false);
   }
