@@ -26,6 +26,7 @@ target_include_directories(bluefog_test_main PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 if(BLUEFOG_WITH_MPI)
   add_library(bluefog_test_mpi_main STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/mpi_main.cpp)
   target_link_libraries(bluefog_test_mpi_main PUBLIC ${BLUEFOG_CATCH} bluefog::mpi PRIVATE bluefog_warnings)
+  target_compile_definitions(bluefog_test_mpi_main PUBLIC BLUEFOG_TEST_MPI)  # see support/ranks.hpp
   target_include_directories(bluefog_test_mpi_main PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 endif()
 
