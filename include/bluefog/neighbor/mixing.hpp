@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -76,13 +77,15 @@ struct packed_layout {
   return {data, static_cast<std::int64_t>(bytes), dtype::uint8};
 }
 
-/// Computes out = self_weight in + sum of what the sources send, one message per peer.
-///
-/// `in` and `out` are pieces of memory laid out as `layout`, and may be the same. `out` is written
-/// only once everything has arrived.
+/// What the sources of a neighborhood sent, in their order.
+using arrivals = std::vector<scratch_pool::block>;
+
+/// Sends `in` to the destinations, weighted, and receives what the sources send, one message per
+/// peer. `arrived` and `in` are laid out as `layout`; `in` is only read.
 template <backend Backend, class Owner>
-task mix_task(operation_context<Backend> context, const std::byte* in, std::byte* out,
-              packed_layout layout, neighborhood links, [[maybe_unused]] Owner owner) {
+task fetch_task(operation_context<Backend> context, const std::byte* in, packed_layout layout,
+                neighborhood links, std::shared_ptr<arrivals> arrived,
+                [[maybe_unused]] Owner owner) {
   // Weighted copies first: what may fail, fails before anything is sent.
   std::vector<scratch_pool::block> weighted;
   auto exchange = context.exchange();
@@ -97,21 +100,34 @@ task mix_task(operation_context<Backend> context, const std::byte* in, std::byte
     }
     exchange.send(as_bytes(message, layout.bytes), destination.rank);
   }
-  std::vector<scratch_pool::block> arrived;
-  arrived.reserve(links.sources.size());
   for (const edge& source : links.sources) {
-    const auto& slot = arrived.emplace_back(context.scratch(layout.bytes));
+    const auto& slot = arrived->emplace_back(context.scratch(layout.bytes));
     exchange.receive(as_bytes(slot.data(), layout.bytes), source.rank);
   }
   auto transfer = std::move(exchange).submit();
   co_await transfer;
+}
 
+/// Computes out = self_weight in + sum of source weights times what the sources sent. `out` may be
+/// `in`.
+inline void combine(const std::byte* in, std::byte* out, const packed_layout& layout,
+                    const neighborhood& links, const arrivals& arrived) {
   std::vector<kernel::weighted_input> inputs(links.sources.size());
   for (const auto& [offset, count, type] : layout.segments) {
     for (std::size_t i = 0; i < inputs.size(); ++i)
       inputs[i] = {links.sources[i].weight, arrived[i].data() + offset};
     kernel::mix({out + offset, count, type}, links.self_weight, {in + offset, count, type}, inputs);
   }
+}
+
+/// Averages with the neighbours. `out`, which may be `in`, is written only once everything has
+/// arrived.
+template <backend Backend, class Owner>
+task mix_task(operation_context<Backend> context, const std::byte* in, std::byte* out,
+              packed_layout layout, neighborhood links, Owner owner) {
+  const auto arrived = std::make_shared<arrivals>();
+  co_await fetch_task(context, in, layout, links, arrived, std::move(owner));
+  combine(in, out, layout, links, *arrived);
 }
 
 }  // namespace bluefog::detail
