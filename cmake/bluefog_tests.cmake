@@ -19,15 +19,20 @@ endif()
 list(APPEND BLUEFOG_CATCH_ARGUMENTS --order decl --warn NoTests)
 
 # bluefog_test_main: main() of a test of one process; bluefog_test_mpi_main: of one rank under mpirun.
-add_library(bluefog_test_main STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/main.cpp)
-target_link_libraries(bluefog_test_main PUBLIC ${BLUEFOG_CATCH} PRIVATE bluefog_warnings)
-target_compile_features(bluefog_test_main PUBLIC cxx_std_20)
-target_include_directories(bluefog_test_main PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+# They hold Catch2's runner, which is long to compile and not what is tested.
+function(_bluefog_add_main target source)
+  add_library(${target} STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/${source})
+  target_link_libraries(${target} PUBLIC ${BLUEFOG_CATCH} ${ARGN} PRIVATE bluefog_warnings)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_include_directories(${target} PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+  target_compile_options(${target} PRIVATE -O1)
+  if(CMAKE_CXX_FLAGS MATCHES "fsanitize=")
+    target_compile_options(${target} PRIVATE -fno-sanitize=all)
+  endif()
+endfunction()
+_bluefog_add_main(bluefog_test_main main.cpp)
 if(BLUEFOG_WITH_MPI)
-  add_library(bluefog_test_mpi_main STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/mpi_main.cpp)
-  target_link_libraries(bluefog_test_mpi_main PUBLIC ${BLUEFOG_CATCH} bluefog::mpi PRIVATE bluefog_warnings)
-  target_compile_definitions(bluefog_test_mpi_main PUBLIC BLUEFOG_TEST_MPI)  # see support/ranks.hpp
-  target_include_directories(bluefog_test_mpi_main PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+  _bluefog_add_main(bluefog_test_mpi_main mpi_main.cpp bluefog::mpi)
 endif()
 
 # AddressSanitizer and LeakSanitizer: libraries that unload at exit leave reports nobody can read.
