@@ -25,6 +25,7 @@
 #include <bluefog/mpi/native.hpp>
 #include <bluefog/mpi/operation.hpp>
 #include <bluefog/mpi/strays.hpp>
+#include <bluefog/mpi/threads.hpp>
 
 namespace bluefog {
 
@@ -32,8 +33,9 @@ namespace bluefog {
 ///
 /// Duplicates the communicator that it is given, twice: messages of the program on the same ranks
 /// never mix with the library's. Buffers lie in host memory. From `MPI_THREAD_SERIALIZED` on any
-/// thread may call any function; below that only the thread that initialised MPI. Initialises MPI
-/// if nobody did, see `mpi::library`.
+/// thread may call any function, except that below `MPI_THREAD_MULTIPLE` a program takes
+/// `mpi::library::serialize()` around its own calls to MPI; below `MPI_THREAD_SERIALIZED` only the
+/// thread that initialised MPI may call. Initialises MPI if nobody did, see `mpi::library`.
 class mpi_backend {
  public:
   using operation_type = mpi::operation;
@@ -42,9 +44,7 @@ class mpi_backend {
 
   /// All ranks that the launcher started. Collective.
   /// \throws usage_error if a launcher started several and MPI sees one.
-  mpi_backend() : mpi_backend((mpi::library::instance(), MPI_COMM_WORLD)) {
-    mpi::library::expects_matching_launcher(size_);
-  }
+  mpi_backend() : mpi_backend(whole_job()) {}
 
   /// The ranks of `group`, which stays the caller's. Collective over `group`.
   /// \param longest_message  bytes after which a message travels in pieces, at most 2^31 - 1.
@@ -63,9 +63,11 @@ class mpi_backend {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
   [[nodiscard]] int machine() const noexcept { return machine_; }
-  [[nodiscard]] bool any_thread() const noexcept { return mpi::library::instance().any_thread(); }
+  [[nodiscard]] bool any_thread() const noexcept { return mpi::threads::any(); }
 
+  /// \throws usage_error if the granted thread level does not allow this thread; likewise below.
   [[nodiscard]] mpi::exchange exchange(message_tag tag) {
+    mpi::threads::expects_allowed();
     return {group_.get(), tags_, tag, strays_, limit_};
   }
 
@@ -74,30 +76,23 @@ class mpi_backend {
   }
 
   [[nodiscard]] mpi::operation allreduce(const_buffer in, mutable_buffer out, reduce_op op) {
-    std::vector<mpi::part> parts;
-    const auto lock = mpi::library::serialize();
-    const auto limit = limit_ / static_cast<std::int64_t>(size_of(in.type));
-    mpi::for_each_piece(in.count, std::max<std::int64_t>(1, limit), [&](auto offset, auto length) {
+    const auto size = static_cast<std::int64_t>(size_of(in.type));
+    const auto longest = std::max<std::int64_t>(1, limit_ / size);
+    return collective(in.count, longest, [=, this](std::int64_t offset, int length, auto* request) {
       const auto target = out.slice(offset, length).data;
       const void* source = in.data == out.data ? MPI_IN_PLACE : in.slice(offset, length).data;
-      mpi::check(
-          MPI_Iallreduce(source, target, static_cast<int>(length), mpi::native(in.type),
-                         mpi::native(op, in.type), group_.get(), &parts.emplace_back().request),
-          "MPI_Iallreduce");
+      mpi::check(MPI_Iallreduce(source, target, length, mpi::native(in.type),
+                                mpi::native(op, in.type), group_.get(), request),
+                 "MPI_Iallreduce");
     });
-    return {std::move(parts), {}, nullptr};
   }
 
   [[nodiscard]] mpi::operation broadcast(mutable_buffer values, int root) {
-    std::vector<mpi::part> parts;
-    const auto lock = mpi::library::serialize();
-    mpi::for_each_piece(
-        static_cast<std::int64_t>(values.bytes()), limit_, [&](auto offset, auto length) {
-          mpi::check(MPI_Ibcast(values.data + offset, static_cast<int>(length), MPI_BYTE, root,
-                                group_.get(), &parts.emplace_back().request),
-                     "MPI_Ibcast");
-        });
-    return {std::move(parts), {}, nullptr};
+    const auto bytes = static_cast<std::int64_t>(values.bytes());
+    return collective(bytes, limit_, [=, this](std::int64_t offset, int length, auto* request) {
+      mpi::check(MPI_Ibcast(values.data + offset, length, MPI_BYTE, root, group_.get(), request),
+                 "MPI_Ibcast");
+    });
   }
 
   [[nodiscard]] mpi_backend subset(std::span<const int> members, std::uint64_t serial) {
@@ -135,6 +130,32 @@ class mpi_backend {
     machine_ = lowest_rank_sharing_memory();
   }
 
+  [[nodiscard]] static MPI_Comm whole_job() {
+    mpi::library::instance();
+    int size = 0;
+    mpi::check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+    mpi::library::expects_matching_launcher(size);
+    return MPI_COMM_WORLD;
+  }
+
+  // Begins pieces of at most `longest` that make up `total`; at least one, as on the other ranks.
+  template <class Begin>
+  [[nodiscard]] static mpi::operation collective(std::int64_t total, std::int64_t longest,
+                                                 Begin begin) {
+    mpi::threads::expects_allowed();
+    const auto pieces = std::max<std::int64_t>(1, (total + longest - 1) / longest);
+    mpi::operation started(std::vector<mpi::part>(static_cast<std::size_t>(pieces)));
+    started.start([&](std::span<mpi::part> parts) {
+      std::int64_t offset = 0;
+      for (mpi::part& each : parts) {
+        const std::int64_t length = std::min(longest, total - offset);
+        begin(offset, static_cast<int>(length), &each.request);
+        offset += length;
+      }
+    });
+    return started;
+  }
+
   [[nodiscard]] static mpi::unique_communicator duplicate(MPI_Comm group) {
     mpi::library::instance();
     expects(group != MPI_COMM_NULL, "mpi_backend: the communicator is MPI_COMM_NULL");
@@ -150,6 +171,7 @@ class mpi_backend {
   [[nodiscard]] static mpi::tag_space all_tags() {
     void* value = nullptr;
     int found = 0;
+    const auto lock = mpi::library::serialize();
     mpi::check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &found), "MPI_Comm_get_attr");
     return mpi::tag_space(found != 0 ? *static_cast<int*>(value) : 32767);
   }

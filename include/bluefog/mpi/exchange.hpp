@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -12,7 +13,6 @@
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/mpi/check.hpp>
-#include <bluefog/mpi/library.hpp>
 #include <bluefog/mpi/native.hpp>
 #include <bluefog/mpi/operation.hpp>
 #include <bluefog/mpi/strays.hpp>
@@ -21,52 +21,59 @@ namespace bluefog::mpi {
 
 /// Collects sends and receives and starts them together, receives first.
 ///
-/// A message longer than `limit` bytes travels as several, since MPI counts in int.
+/// A message of `limit` bytes or more travels as several, since MPI counts in int. The last of them
+/// is shorter than `limit`, so that sender and receiver notice if they disagree about the length.
 class exchange {
  public:
   exchange(MPI_Comm group, tag_space tags, message_tag tag, std::shared_ptr<strays> unexpected,
            std::int64_t limit) noexcept
       : group_(group), tags_(tags), tag_(tag), unexpected_(std::move(unexpected)), limit_(limit) {}
 
-  void send(const_buffer in, int peer) { sends_.push_back({in, peer}); }
-  void receive(mutable_buffer out, int peer) { receives_.push_back({out, peer}); }
+  void send(const_buffer in, int peer) {
+    for_each_message(in.bytes(), [&](std::size_t offset, int length) {
+      parts_.push_back({.source = in.data + offset, .bytes = length, .peer = peer});
+    });
+  }
+
+  void receive(mutable_buffer out, int peer) {
+    for_each_message(out.bytes(), [&](std::size_t offset, int length) {
+      parts_.push_back(
+          {.target = out.data + offset, .bytes = length, .peer = peer, .receives = true});
+    });
+  }
 
   [[nodiscard]] operation submit() && {
-    std::vector<part> parts;
-    parts.reserve(receives_.size() + sends_.size());
     const int tag = tags_.tag(tag_);
-    const auto lock = library::serialize();
-    for (const auto& [out, peer] : receives_)
-      for_each_piece(static_cast<std::int64_t>(out.bytes()), limit_, [&](auto offset, auto length) {
-        const int bytes = static_cast<int>(length);
-        auto& piece = parts.emplace_back(part{MPI_REQUEST_NULL, peer, bytes, true});
-        check(MPI_Irecv(out.data + offset, bytes, MPI_BYTE, peer, tag, group_, &piece.request),
-              "MPI_Irecv");
-      });
-    for (const auto& [in, peer] : sends_)
-      for_each_piece(static_cast<std::int64_t>(in.bytes()), limit_, [&](auto offset, auto length) {
-        auto& piece = parts.emplace_back(part{MPI_REQUEST_NULL, peer, 0, false});
-        check(MPI_Isend(in.data + offset, static_cast<int>(length), MPI_BYTE, peer, tag, group_,
-                        &piece.request),
-              "MPI_Isend");
-      });
-    return {std::move(parts), tag_, std::move(unexpected_)};
+    operation started(std::move(parts_), tag_, std::move(unexpected_));
+    started.start([&](std::span<part> parts) {
+      for (part& each : parts)
+        if (each.receives)
+          check(MPI_Irecv(each.target, each.bytes, MPI_BYTE, each.peer, tag, group_, &each.request),
+                "MPI_Irecv");
+      for (part& each : parts)
+        if (!each.receives)
+          check(MPI_Isend(each.source, each.bytes, MPI_BYTE, each.peer, tag, group_, &each.request),
+                "MPI_Isend");
+    });
+    return started;
   }
 
  private:
-  template <class Buffer>
-  struct message {
-    Buffer buffer;
-    int peer;
-  };
+  template <class Visit>
+  void for_each_message(std::size_t total, Visit visit) {
+    if (parts_.empty()) parts_.reserve(4);
+    const auto limit = static_cast<std::size_t>(limit_);
+    std::size_t offset = 0;
+    for (; total - offset >= limit; offset += limit) visit(offset, static_cast<int>(limit));
+    visit(offset, static_cast<int>(total - offset));
+  }
 
   MPI_Comm group_;  // borrowed from the backend
   tag_space tags_;
   message_tag tag_;
   std::shared_ptr<strays> unexpected_;
   std::int64_t limit_;
-  std::vector<message<const_buffer>> sends_;
-  std::vector<message<mutable_buffer>> receives_;
+  std::vector<part> parts_;
 };
 
 static_assert(exchange_of<exchange, operation>);

@@ -4,6 +4,7 @@
 #include <mpi.h>
 
 #include <bluefog/core/unique_handle.hpp>
+#include <bluefog/mpi/threads.hpp>
 
 namespace bluefog::mpi {
 
@@ -21,6 +22,7 @@ struct communicator_traits {
   using value_type = MPI_Comm;
   static MPI_Comm null() noexcept { return MPI_COMM_NULL; }
   static void close(MPI_Comm handle) noexcept {
+    const auto lock = threads::serialize();
     // After MPI_Finalize there is nothing left to free; a failure here has nobody to be told.
     if (is_running()) static_cast<void>(MPI_Comm_free(&handle));
   }
@@ -31,6 +33,7 @@ struct group_traits {
   using value_type = MPI_Group;
   static MPI_Group null() noexcept { return MPI_GROUP_NULL; }
   static void close(MPI_Group handle) noexcept {
+    const auto lock = threads::serialize();
     if (is_running()) static_cast<void>(MPI_Group_free(&handle));
   }
 };

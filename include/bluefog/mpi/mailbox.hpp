@@ -25,6 +25,7 @@ class mailbox {
   mailbox(const mailbox&) = delete;
   mailbox& operator=(const mailbox&) = delete;
   ~mailbox() {
+    const auto lock = library::serialize();
     if (!is_running()) return;
     for (outgoing& each : sent_)
       if (!left(each)) {  // so short that MPI has copied it; only the handle remains

@@ -64,16 +64,4 @@ struct tag_space {
   }
 };
 
-/// Calls `visit(offset, length)` for pieces of at most `limit` that make up `total`; at least once,
-/// so that an empty message is a message too.
-template <class Visit>
-void for_each_piece(std::int64_t total, std::int64_t limit, Visit visit) {
-  std::int64_t offset = 0;
-  do {
-    const std::int64_t length = std::min(limit, total - offset);
-    visit(offset, length);
-    offset += length;
-  } while (offset < total);
-}
-
 }  // namespace bluefog::mpi

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -19,65 +20,81 @@
 
 namespace bluefog::mpi {
 
-/// One MPI request of an operation, and what is known about its message.
+/// One MPI request of an operation, and the message or piece of a message that it moves.
 struct part {
   static constexpr int everybody = -1;
 
   MPI_Request request = MPI_REQUEST_NULL;
+  const std::byte* source = nullptr;  // of a send
+  std::byte* target = nullptr;        // of a receive
+  int bytes = 0;
   int peer = everybody;
-  int bytes = 0;  // of a receive
   bool receives = false;
+  bool cancelled = false;
 };
 
 /// MPI requests that complete together.
 ///
-/// Its memory is borrowed from the caller until `ready()` is true; arrays that MPI reads meanwhile
-/// (counts of a gather) are kept here.
+/// The memory behind its parts is borrowed from the caller until `ready()` returns true or throws.
+/// An operation that fails goes on until nothing is in flight, and only then throws.
 class operation {
  public:
   operation() = default;
-  operation(std::vector<part> parts, message_tag tag, std::shared_ptr<strays> unexpected,
-            std::vector<int> kept = {})
-      : unexpected_(std::move(unexpected)), tag_(tag), kept_(std::move(kept)) {
-    for (const part& each : parts) requests_.push_back(each.request);
-    parts_ = std::move(parts);
-  }
+  /// \param unexpected  where messages of operations that are over are looked for, may be null.
+  operation(std::vector<part> parts, message_tag tag = {},
+            std::shared_ptr<strays> unexpected = nullptr) noexcept
+      : parts_(std::move(parts)), unexpected_(std::move(unexpected)), tag_(tag) {}
   operation(operation&&) noexcept = default;
   operation& operator=(operation&&) noexcept = default;
   operation(const operation&) = delete;
   operation& operator=(const operation&) = delete;
   ~operation() = default;  // an incomplete one is never destroyed: its driver keeps it
 
+  /// Calls `begin`, which fills in the requests. If it throws, the operation fails with that.
+  template <std::invocable<std::span<part>> Begin>
+  void start(Begin begin) {
+    if (parts_.empty()) return;
+    library::operation_began();
+    library::clear_mark();
+    const auto lock = threads::serialize();
+    try {
+      begin(std::span<part>(parts_));
+    } catch (...) {
+      failure_ = std::current_exception();
+      cancel(part::everybody);
+    }
+  }
+
   [[nodiscard]] bool ready() {
-    if (over_) return true;
-    const auto lock = library::serialize();
-    if (!test()) return false;
-    over_ = true;
+    if (parts_.empty() && !unexpected_) return true;
+    const auto lock = threads::serialize();
+    while (next_ < parts_.size()) {
+      if (!complete(parts_[next_])) return false;
+      ++next_;
+    }
+    if (!std::exchange(parts_, {}).empty()) library::operation_ended();
+    const auto unexpected = std::move(unexpected_);
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-    if (unexpected_ && !abandoned_) unexpected_->look(tag_);
+    if (unexpected && !abandoned_) unexpected->look(tag_);
     return true;
   }
 
   void abandon() noexcept {
-    if (over_ || std::exchange(abandoned_, true)) return;
-    const auto lock = library::serialize();
-    if (unexpected_) unexpected_->expect_late(tag_);
-    // Sends cannot be cancelled once they have started; receives can, unless they have matched.
-    for (std::size_t i = 0; i < parts_.size(); ++i)
-      if (parts_[i].receives && requests_[i] != MPI_REQUEST_NULL)
-        static_cast<void>(MPI_Cancel(&requests_[i]));
+    if (std::exchange(abandoned_, true)) return;
+    const auto lock = threads::serialize();
+    cancel(part::everybody);
   }
 
   [[nodiscard]] std::vector<int> waiting_for() const {
     std::vector<int> ranks;
-    if (over_) return ranks;
-    const auto lock = library::serialize();
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      if (parts_[i].peer == part::everybody || requests_[i] == MPI_REQUEST_NULL) continue;
-      int complete = 0;
-      check(MPI_Request_get_status(requests_[i], &complete, MPI_STATUS_IGNORE),
-            "MPI_Request_get_status");
-      if (complete == 0) ranks.push_back(parts_[i].peer);
+    const auto lock = threads::serialize();
+    for (std::size_t i = next_; i < parts_.size(); ++i) {
+      if (parts_[i].peer == part::everybody || parts_[i].request == MPI_REQUEST_NULL) continue;
+      int done = 0;
+      // A request that failed is over as well.
+      if (MPI_Request_get_status(parts_[i].request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS &&
+          done == 0)
+        ranks.push_back(parts_[i].peer);
     }
     std::ranges::sort(ranks);
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
@@ -85,66 +102,68 @@ class operation {
   }
 
  private:
-  // Tests all requests; remembers the first failure and goes on until nothing is in flight.
-  [[nodiscard]] bool test() {
-    if (requests_.empty()) return true;
-    statuses_.resize(requests_.size());
-    int complete = 0;
-    const int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete,
-                                 statuses_.data());
-    if (code == MPI_SUCCESS) {
-      if (complete == 0) return false;
-      for (std::size_t i = 0; i < parts_.size(); ++i)
-        if (parts_[i].receives && !abandoned_ && !failure_) expect_length(parts_[i], statuses_[i]);
+  // Tests one part; remembers the first failure. One at a time: any test makes progress for all,
+  // and this way every library says which request failed.
+  [[nodiscard]] bool complete(part& it) {
+    if (it.request == MPI_REQUEST_NULL) return true;  // never started
+    int done = 0;
+    MPI_Status status{};
+    if (const int code = MPI_Test(&it.request, &done, &status); code != MPI_SUCCESS) {
+      it.request = MPI_REQUEST_NULL;
+      fail(it, code);
       return true;
     }
-    note_failure(code);
-    return std::ranges::all_of(requests_, [](MPI_Request it) { return it == MPI_REQUEST_NULL; });
+    if (done == 0) return false;
+    if (it.receives && !it.cancelled) expect_length(it, status);
+    return true;
   }
 
-  void expect_length(const part& message, const MPI_Status& status) {
+  void expect_length(const part& it, const MPI_Status& status) {
     int bytes = 0;
-    check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
-    // A request that an earlier test already took out of the list has an empty status.
-    if (bytes == message.bytes || status.MPI_SOURCE != message.peer) return;
-    failure_ = std::make_exception_ptr(mismatch_error(concat(
-        "rank ", message.peer, " sent ", bytes, " bytes where ", message.bytes, " are expected")));
+    if (MPI_Get_count(&status, MPI_BYTE, &bytes) == MPI_SUCCESS && bytes == it.bytes) return;
+    fail(it.peer,
+         std::make_exception_ptr(mismatch_error(concat(
+             "rank ", it.peer, " sent ", bytes, " bytes where this rank expects ", it.bytes))));
   }
 
-  void note_failure(int code) {
-    int first = code;
-    const part* where = nullptr;
-    if (code == MPI_ERR_IN_STATUS)
-      for (std::size_t i = 0; i < parts_.size(); ++i) {
-        const int error = statuses_[i].MPI_ERROR;
-        if (error == MPI_SUCCESS || error == MPI_ERR_PENDING) continue;
-        first = error;
-        where = &parts_[i];
-        requests_[i] = MPI_REQUEST_NULL;
-        break;
-      }
+  void fail(const part& it, int code) {
+    int error_class = MPI_ERR_OTHER;
+    static_cast<void>(MPI_Error_class(code, &error_class));
+    if (it.receives && error_class == MPI_ERR_TRUNCATE)
+      fail(it.peer, std::make_exception_ptr(
+                        mismatch_error(concat("rank ", it.peer, " sent more than the ", it.bytes,
+                                              " bytes that this rank expects"))));
     else
-      std::ranges::fill(requests_, MPI_REQUEST_NULL);
-    if (failure_) return;
-    int error_class = 0;
-    check(MPI_Error_class(first, &error_class), "MPI_Error_class");
-    if (error_class == MPI_ERR_TRUNCATE && where != nullptr)
-      failure_ = std::make_exception_ptr(mismatch_error(concat(
-          "rank ", where->peer, " sent more than the ", where->bytes, " bytes that are expected")));
-    else
-      failure_ = std::make_exception_ptr(transport_error(
-          concat("MPI_Testall failed with MPI error ", first, ": ", error_text(first)), first));
+      fail(it.peer, std::make_exception_ptr(transport_error(
+                        concat("MPI_Test failed with MPI error ", code, ": ", error_text(code),
+                               it.peer == part::everybody ? "" : concat(" (rank ", it.peer, ")")),
+                        code)));
   }
 
-  std::vector<MPI_Request> requests_;
-  std::vector<MPI_Status> statuses_;
-  std::vector<part> parts_;
-  std::shared_ptr<strays> unexpected_;  // null for native collectives
+  // What else was to come from this rank may never come, and is nobody's if it does.
+  void fail(int peer, std::exception_ptr why) {
+    if (!failure_) failure_ = std::move(why);
+    if (peer != part::everybody) cancel(peer);
+  }
+
+  // Receives only: a send cannot be cancelled once it has started.
+  void cancel(int peer) noexcept {
+    if (unexpected_) unexpected_->expect_late(tag_);
+    for (std::size_t i = next_; i < parts_.size(); ++i) {
+      part& each = parts_[i];
+      if (!each.receives || each.cancelled || each.request == MPI_REQUEST_NULL) continue;
+      if (peer != part::everybody && each.peer != peer) continue;
+      each.cancelled = true;
+      static_cast<void>(MPI_Cancel(&each.request));
+    }
+  }
+
+  std::vector<part> parts_;  // empty as soon as nothing is in flight
+  std::size_t next_ = 0;     // parts before it are complete
+  std::shared_ptr<strays> unexpected_;
   message_tag tag_;
-  std::vector<int> kept_;
   std::exception_ptr failure_;
   bool abandoned_ = false;
-  bool over_ = false;
 };
 
 static_assert(pending_operation<operation>);

@@ -16,6 +16,7 @@
 #include <bluefog/mpi/check.hpp>
 #include <bluefog/mpi/handle.hpp>
 #include <bluefog/mpi/native.hpp>
+#include <bluefog/mpi/threads.hpp>
 
 namespace bluefog::mpi {
 
@@ -26,6 +27,7 @@ class strays {
   strays(const strays&) = delete;
   strays& operator=(const strays&) = delete;
   ~strays() {
+    const auto lock = threads::serialize();
     // A message that is still on its way keeps its memory until the process ends.
     for (dropped& each : dropped_)
       if (is_running() && !arrived(each)) static_cast<void>(new auto(std::move(each.memory)));
@@ -62,9 +64,11 @@ class strays {
   void expect_late(const message_tag& given_up) noexcept {
     const std::scoped_lock lock(mutex_);
     constexpr std::size_t kept = 64;  // older ones cannot be told from strays, and need not be
+    const int tag = tags_.tag(given_up);
     try {
+      if (std::ranges::find(late_, tag) != late_.end()) return;
       if (late_.size() >= kept) late_.erase(late_.begin());
-      late_.push_back(tags_.tag(given_up));
+      late_.push_back(tag);
     } catch (const std::bad_alloc&) {  // then they are reported as strays
     }
   }
