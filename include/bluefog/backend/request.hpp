@@ -68,18 +68,22 @@ template <class Value>
 class request : public request_base {
  public:
   request(std::shared_ptr<engine> driver, std::shared_ptr<job> started, Value value)
-      : request_base(std::move(driver), std::move(started)), value_(std::move(value)) {}
+      : request(std::move(driver), std::move(started), std::make_shared<Value>(std::move(value))) {}
+  /// A value that the operation itself makes, in the place that it shares with the request.
+  request(std::shared_ptr<engine> driver, std::shared_ptr<job> started,
+          std::shared_ptr<Value> arriving) noexcept
+      : request_base(std::move(driver), std::move(started)), value_(std::move(arriving)) {}
 
   /// Blocks until the operation completes, then hands the value over; once.
   /// \throws transport_error, timeout_error, mismatch_error or peer_error if the operation failed;
   ///         usage_error on a second call.
   Value wait() {
     finish();
-    return std::move(value_);
+    return std::move(*value_);
   }
 
  private:
-  Value value_;
+  std::shared_ptr<Value> value_;
 };
 
 template <>

@@ -12,9 +12,14 @@
 
 namespace bluefog::detail {
 
+/// Checks that `out` has the element type of `in`.
+inline void expects_same_type(std::string_view operation, const_buffer in, const_buffer out) {
+  expects(in.type == out.type, operation, ": input is ", in.type, ", output is ", out.type);
+}
+
 /// Checks that `out` can hold what comes of `in`.
 inline void expects_same_shape(std::string_view operation, const_buffer in, const_buffer out) {
-  expects(in.type == out.type, operation, ": input is ", in.type, ", output is ", out.type);
+  expects_same_type(operation, in, out);
   expects(in.count == out.count, operation, ": input has ", in.count, " elements, output has ",
           out.count);
 }
