@@ -35,9 +35,9 @@ inline void initialize(torch::nn::Module& module, std::uint64_t seed) {
 /// A convolutional network for 28x28 digits, 2 x (convolution, maximum of 2x2) and 2 layers.
 inline torch::nn::Sequential convolutional_net() {
   using namespace torch::nn;
-  return Sequential(Conv2d(Conv2dOptions(1, 8, 5)), MaxPool2d(2), ReLU(),   //
-                    Conv2d(Conv2dOptions(8, 16, 5)), MaxPool2d(2), ReLU(),  //
-                    Flatten(), Linear(256, 64), ReLU(), Linear(64, 10), LogSoftmax(1));
+  return Sequential(Conv2d(Conv2dOptions(1, 12, 5)), MaxPool2d(2), ReLU(),   //
+                    Conv2d(Conv2dOptions(12, 32, 5)), MaxPool2d(2), ReLU(),  //
+                    Flatten(), Linear(512, 64), ReLU(), Linear(64, 10), LogSoftmax(1));
 }
 
 /// A network of three layers without convolutions.
