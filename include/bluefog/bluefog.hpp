@@ -8,22 +8,17 @@
 // seconds.
 
 #include <bluefog/backend.hpp>
+#include <bluefog/collective.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core.hpp>
+#include <bluefog/fwd.hpp>
+#include <bluefog/neighbor.hpp>
 #include <bluefog/thread.hpp>
 #include <bluefog/topology.hpp>
 #include <bluefog/version.hpp>
-#if __has_include(<bluefog/collective.hpp>)
-#include <bluefog/collective.hpp>
-#endif
-#if __has_include(<bluefog/neighbor.hpp>)
-#include <bluefog/neighbor.hpp>
-#endif
 
 #ifdef BLUEFOG_HAS_MPI
-#if __has_include(<bluefog/mpi.hpp>)
 #include <bluefog/mpi.hpp>
-#endif
 #endif
 
 #ifdef BLUEFOG_HAS_TORCH
