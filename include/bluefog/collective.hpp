@@ -6,3 +6,4 @@
 #include <bluefog/collective/allreduce.hpp>
 #include <bluefog/collective/barrier.hpp>
 #include <bluefog/collective/broadcast.hpp>
+#include <bluefog/collective/broadcast_object.hpp>

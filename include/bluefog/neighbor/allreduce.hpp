@@ -54,7 +54,8 @@ template <backend Backend>
 /// \note Holds one copy of the values per source, and per destination whose weight is not 1.
 /// \see Nedic and Ozdaglar, "Distributed Subgradient Methods for Multi-Agent Optimization", IEEE
 ///      Transactions on Automatic Control 54(1), 2009.
-template <backend Backend, contiguous_elements In, writable_elements Out, neighbor_links Links>
+template <backend Backend, contiguous_elements In, writable_elements Out,
+          neighbor_links Links = neighborhood>
 void neighbor_allreduce(communicator<Backend>& comm, const In& in, Out&& out, const Links& links,
                         const call_options& options = {}) {
   const auto source = as_buffer(in);
@@ -74,7 +75,8 @@ void neighbor_allreduce(communicator<Backend>& comm, const In& in, Out&& out) {
 }
 
 /// Starts a `neighbor_allreduce`. `in` and `out` must outlive the request.
-template <backend Backend, contiguous_elements In, writable_elements Out, neighbor_links Links>
+template <backend Backend, contiguous_elements In, writable_elements Out,
+          neighbor_links Links = neighborhood>
 request<void> neighbor_allreduce_nonblocking(communicator<Backend>& comm, const In& in, Out&& out,
                                              const Links& links, const call_options& options = {}) {
   const auto source = as_buffer(in);

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include <bluefog/backend/check.hpp>
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/request.hpp>
+#include <bluefog/collective/arguments.hpp>
+#include <bluefog/collective/broadcast_values.hpp>
+#include <bluefog/collective/object_bytes.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/core/buffer.hpp>
+#include <bluefog/core/error.hpp>
+
+namespace bluefog {
+
+namespace detail {
+
+/// \param bytes  on the root the object, elsewhere anything: becomes what the root's is.
+template <backend Backend>
+task broadcast_bytes_task(operation_context<Backend> context,
+                          std::shared_ptr<std::vector<std::byte>> bytes, int root) {
+  if (context.size() == 1) co_return;
+  if constexpr (broadcasting_backend<Backend>) co_await order::hold;
+  std::int64_t length = static_cast<std::int64_t>(bytes->size());
+  auto size = broadcast_values(context, bytes_of(length), root, traffic_kind::control, nullptr);
+  co_await std::move(size);
+  if (context.rank() != root) bytes->resize(static_cast<std::size_t>(length));
+  context.count_collective(broadcast_bytes(bytes->size(), context.size()));
+  const mutable_buffer values{bytes->data(), length, dtype::uint8};
+  auto content = broadcast_values(context, values, root, traffic_kind::part, nullptr);
+  co_await std::move(content);
+}
+
+/// \param value  on the root the object, elsewhere overwritten once the root's has arrived.
+template <backend Backend, broadcastable_object T>
+task broadcast_object_task(operation_context<Backend> context, std::shared_ptr<T> value, int root) {
+  const auto bytes = std::make_shared<std::vector<std::byte>>();
+  if (context.rank() == root) object_format<T>::write(*value, *bytes);
+  auto sent = broadcast_bytes_task(context, bytes, root);
+  co_await std::move(sent);
+  if (context.rank() == root) co_return;
+  std::span<const std::byte> left(*bytes);
+  *value = object_format<T>::read(left);
+  expects<mismatch_error>(left.empty(), "broadcast_object: the root sent ", left.size(),
+                          " bytes too many");
+}
+
+template <backend Backend, broadcastable_object T>
+[[nodiscard]] call_description check_broadcast_object(const communicator<Backend>& comm, int root,
+                                                      const call_options& options) {
+  expects_rank("broadcast_object", comm, root, "root");
+  return describe(comm, "broadcast_object", options, " of type ", typeid(T).name(), " from rank ",
+                  root);
+}
+
+}  // namespace detail
+
+/// Gives every rank the object of one: a configuration, a vocabulary, a file's content.
+///
+///     const auto config = broadcast_object(comm, comm.rank() == 0 ? read() : settings{}, 0);
+///
+/// Collective: every rank must call it, in the same order as its other operations, on machines that
+/// store numbers in one way.
+///
+/// \param value  read on the root only; the same type on every rank.
+/// \param root   whose object; the same on every rank.
+/// \return the root's object.
+/// \throws usage_error if there is no such rank; nothing was sent.
+/// \throws mismatch_error if the root's bytes are no such object; timeout_error, transport_error,
+///         peer_error.
+/// \note Costs two broadcasts: of the length and of the bytes.
+template <backend Backend, broadcastable_object T>
+[[nodiscard]] T broadcast_object(communicator<Backend>& comm, const T& value, int root,
+                                 const call_options& options = {}) {
+  auto call = detail::check_broadcast_object<Backend, T>(comm, root, options);
+  const auto result = std::make_shared<T>(value);
+  comm.run(std::move(call),
+           [&](auto context) { return detail::broadcast_object_task(context, result, root); });
+  return std::move(*result);
+}
+
+/// Starts a `broadcast_object`. `value` is copied.
+template <backend Backend, broadcastable_object T>
+request<T> broadcast_object_nonblocking(communicator<Backend>& comm, const T& value, int root,
+                                        const call_options& options = {}) {
+  auto call = detail::check_broadcast_object<Backend, T>(comm, root, options);
+  auto result = std::make_shared<T>(value);
+  auto started = comm.start(std::move(call), [&](auto context) {
+    return detail::broadcast_object_task(context, result, root);
+  });
+  return {comm.driver(), std::move(started), std::move(result)};
+}
+
+}  // namespace bluefog
