@@ -12,7 +12,7 @@ import sys
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("step", choices=["install", "find_package", "components", "subdirectory", "fetch_content", "errors"])
+    parser.add_argument("step", choices=["install", "find_package", "components", "subdirectory", "fetch_content", "errors", "libtorch"])
     parser.add_argument("--source", type=pathlib.Path, required=True)
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--cmake", required=True)
@@ -161,6 +161,50 @@ def errors():
         text = refused(whole, "-DCONSUMER_COMPONENTS=torch", "-Dbluefog_torch_HINT=/nonexistent", python=poor)
         require("no libtorch found" in text and "Torch_DIR" in text and "pip install torch" in text,
                 "without any libtorch it says how to get and name one")
+
+
+def fake_libtorch(name, needs):
+    """A libtorch folder as the zip files have it, whose libraries need `needs` to load."""
+    folder = A.work / name
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "lib").mkdir(parents=True)
+    for each in ("include", "share", "lib/libtorch_cpu.so", "lib/libc10.so"):
+        (folder / each).symlink_to(pathlib.Path(A.torch) / each)
+    (folder / "lib/libtorch_global_deps.so").write_text(needs + "\n")
+    return folder
+
+
+def libtorch():
+    """Each way to name a libtorch is understood."""
+    if not A.torch:
+        return
+    source = A.source / "tests/package/libtorch"
+    cpu = fake_libtorch("libtorch_cpu", "libc.so.6")
+    python = A.work / "with_torch" / "python3"
+    python.parent.mkdir(exist_ok=True)
+    python.write_text(f"#!/bin/sh\nprintf %s '{A.torch}'\n")
+    python.chmod(0o755)
+    site = A.work / "environment/lib/python3.99/site-packages"
+    site.mkdir(parents=True, exist_ok=True)
+    if not (site / "torch").exists():
+        (site / "torch").symlink_to(A.torch)
+
+    for option, expected in (
+        (f"-DTorch_DIR={cpu}/share/cmake/Torch", cpu),
+        (f"-DTorch_DIR={cpu}", cpu),
+        (f"-DTorch_ROOT={cpu}", cpu),
+        (f"-DCMAKE_PREFIX_PATH=/nonexistent;{cpu}", cpu),
+        (f"-DCMAKE_PREFIX_PATH={A.work}/environment", A.torch),
+        (f"-DBLUEFOG_TORCH_PYTHON={python}", A.torch),
+        (f"-Dbluefog_torch_HINT={cpu}", cpu),
+    ):
+        done = configure(source, A.work / "libtorch", f"-DBLUEFOG_SOURCE={A.source}", option)
+        require(done.returncode == 0 and f"links {expected}/lib/libtorch_cpu.so" in done.stdout, f"{option} is understood")
+
+    cuda = fake_libtorch("libtorch_cuda", "libcudart.so.99")
+    done = configure(source, A.work / "libtorch", f"-DBLUEFOG_SOURCE={A.source}", f"-DTorch_DIR={cuda}")
+    require(done.returncode != 0 and "pip install --no-deps nvidia-cuda-runtime nvidia-cuda-cupti" in said(done.stdout),
+            "what a CUDA build lacks is said, with the line that installs it")
 
 
 globals()[A.step]()
