@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Umbrella: optimizers that communicate.
+#include <bluefog/optim/adapt_then_combine.hpp>
+#include <bluefog/optim/adapt_with_combine.hpp>
+#include <bluefog/optim/gradient_allreduce.hpp>
+#include <bluefog/optim/options.hpp>
+#include <bluefog/optim/parameters.hpp>

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/optim/averaging.hpp>
+#include <bluefog/optim/averaging_optimizer.hpp>
+#include <bluefog/optim/options.hpp>
+#include <bluefog/optim/parameters.hpp>
+#include <bluefog/optim/partial_step.hpp>
+#include <bluefog/topology/one_peer_exponential.hpp>
+
+namespace bluefog::optim {
+
+/// Takes the user's step, then averages the parameters with the neighbours' (diffusion):
+/// \f[ w_i \leftarrow \sum_j W_{ji} \left( w_j - \eta\, U(\nabla f_j(w_j)) \right) \f]
+/// With torch's own SGD, Adam, AdamW, RMSprop and Adagrad the step goes bucket by bucket, so that
+/// the first parameters travel while the others are still being adapted.
+///
+/// Everything else is as in `adapt_with_combine`, but that passes are counted in backwards: with
+/// `backward_passes_per_step` = J, a step adapts with the sum of J gradients. If a communication
+/// fails, `step()` throws; the parameters are then adapted and not combined.
+///
+/// \see Chen and Sayed, "Diffusion Adaptation Strategies for Distributed Optimization and Learning
+///      over Networks", IEEE Transactions on Signal Processing 60(8), 2012.
+template <steppable Inner, backend Backend,
+          averaging_topology Topology = topology::one_peer_exponential>
+class adapt_then_combine : public detail::averaging_optimizer<Inner, Backend, Topology> {
+  using base = detail::averaging_optimizer<Inner, Backend, Topology>;
+
+ public:
+  /// See `adapt_with_combine`.
+  template <module_like Model>
+  adapt_then_combine(Inner inner, const Model& model, communicator<Backend>& comm,
+                     Topology topology, adapt_then_combine_options options = {})
+      : base(std::move(inner), model, make(comm, std::move(topology), options)) {}
+
+  /// Averages with one peer per step: dynamic Exponential-2.
+  template <module_like Model>
+    requires std::same_as<Topology, topology::one_peer_exponential>
+  adapt_then_combine(Inner inner, const Model& model, communicator<Backend>& comm,
+                     adapt_then_combine_options options = {})
+      : base(std::move(inner), model,
+             make(comm, topology::one_peer_exponential(comm.size()), options)) {}
+
+  /// Adapts, then combines if this step is to communicate.
+  /// \param closure  evaluates the loss, with gradients; called once, first.
+  /// \return the closure's loss.
+  at::Tensor step(typename Inner::LossClosure closure = nullptr) override {
+    const at::Tensor loss = this->run(closure);
+    auto& shared = this->shared();
+    shared.step_began();
+    this->refresh();
+    if (!shared.counter().due()) {
+      Inner::step();
+      return loss;
+    }
+    const auto ranges = shared.ranges();
+    shared.mixing().begin();
+    if constexpr (detail::steps_parameters_apart<Inner>) {
+      detail::partial_step partial(this->param_groups(), shared.arena(), ranges);
+      for (std::size_t i = 0; i < ranges.size(); ++i) {
+        partial.select(i);
+        Inner::step();
+        shared.mixing().send(shared.arena(), ranges[i]);
+      }
+      partial.select(ranges.size());  // what does not travel
+      Inner::step();
+    } else {
+      Inner::step();
+      for (const auto& range : ranges) shared.mixing().send(shared.arena(), range);
+    }
+    shared.apply();
+    return loss;
+  }
+
+ private:
+  using shared_type = typename base::shared_type;
+
+  [[nodiscard]] static std::shared_ptr<shared_type> make(
+      communicator<Backend>& comm, Topology topology, const adapt_then_combine_options& options) {
+    constexpr auto name = "adapt_then_combine";
+    detail::expects_passes(name, "backward_passes_per_step", options.backward_passes_per_step);
+    detail::expects_bucket(name, options.bucket_bytes);
+    return std::make_shared<shared_type>(
+        detail::mixer<Backend, Topology>(name, comm, std::move(topology), options.communication),
+        detail::pass_counter(name, "backward_passes_per_step", options.backward_passes_per_step,
+                             options.on_miscount),
+        options.bucket_bytes, /*starts_early=*/false, name);
+  }
+};
+
+}  // namespace bluefog::optim

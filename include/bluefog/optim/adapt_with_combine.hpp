@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/optim/averaging.hpp>
+#include <bluefog/optim/averaging_optimizer.hpp>
+#include <bluefog/optim/options.hpp>
+#include <bluefog/optim/parameters.hpp>
+#include <bluefog/topology/one_peer_exponential.hpp>
+
+namespace bluefog::optim {
+
+/// Averages the parameters with the neighbours', then takes the user's step from there (consensus,
+/// decentralized gradient descent):
+/// \f[ w_i \leftarrow \sum_j W_{ji} w_j - \eta\, U(\nabla f_i(w_i)) \f]
+/// where U is the user's optimizer and the gradient is taken at the old \f$ w_i \f$. What travels
+/// is sent after the forward (`start::after_forward`) and is on its way beside the backward.
+///
+/// *Is* the user's optimizer, with its state: schedulers, `torch::save` and whatever takes a
+/// `torch::optim::Optimizer&` go on working. Construction and communicating steps are collective:
+/// every rank must make them, in the same order as its other operations. If a communication fails,
+/// `step()` throws and no parameter has changed. Parameters that do not require a gradient neither
+/// count nor travel.
+///
+/// \tparam Inner     the user's optimizer, moved in; not LBFGS.
+/// \tparam Topology  a graph or schedule of the communicator's ranks (or of its machines, for
+///                   `hierarchical_neighbor_allreduce`).
+/// \see Nedic and Ozdaglar, "Distributed Subgradient Methods for Multi-Agent Optimization", IEEE
+///      Transactions on Automatic Control 54(1), 2009.
+template <steppable Inner, backend Backend,
+          averaging_topology Topology = topology::one_peer_exponential>
+class adapt_with_combine : public detail::averaging_optimizer<Inner, Backend, Topology> {
+  using base = detail::averaging_optimizer<Inner, Backend, Topology>;
+
+ public:
+  /// \param inner     the user's optimizer, moved in.
+  /// \param model     gives the parameters their names.
+  /// \param comm      borrowed; must outlive the wrapper.
+  /// \param topology  the same on every rank.
+  /// \throws usage_error if an option is wrong or the topology does not fit; mismatch_error, on
+  ///         every rank, if the ranks' parameters differ.
+  template <module_like Model>
+  adapt_with_combine(Inner inner, const Model& model, communicator<Backend>& comm,
+                     Topology topology, adapt_with_combine_options options = {})
+      : base(std::move(inner), model, make(comm, std::move(topology), options)) {}
+
+  /// Averages with one peer per step: dynamic Exponential-2.
+  template <module_like Model>
+    requires std::same_as<Topology, topology::one_peer_exponential>
+  adapt_with_combine(Inner inner, const Model& model, communicator<Backend>& comm,
+                     adapt_with_combine_options options = {})
+      : base(std::move(inner), model,
+             make(comm, topology::one_peer_exponential(comm.size()), options)) {}
+
+  /// Combines, if this step is to communicate, then adapts.
+  /// \param closure  evaluates the loss, with gradients; called once, first.
+  /// \return the closure's loss.
+  at::Tensor step(typename Inner::LossClosure closure = nullptr) override {
+    const at::Tensor loss = this->run(closure);
+    auto& shared = this->shared();
+    shared.step_began();
+    const bool communicates = shared.counter().due();
+    if (!shared.mixing().started()) this->refresh();
+    if (communicates) {
+      shared.send_all();
+      shared.apply();
+      this->refresh();  // parameters added or reloaded while the others were on their way
+    }
+    Inner::step();
+    return loss;
+  }
+
+ private:
+  using shared_type = typename base::shared_type;
+
+  [[nodiscard]] static std::shared_ptr<shared_type> make(
+      communicator<Backend>& comm, Topology topology, const adapt_with_combine_options& options) {
+    constexpr auto name = "adapt_with_combine";
+    detail::expects_passes(name, "num_steps_per_communication",
+                           options.num_steps_per_communication);
+    detail::expects_bucket(name, options.bucket_bytes);
+    return std::make_shared<shared_type>(
+        detail::mixer<Backend, Topology>(name, comm, std::move(topology), options.communication),
+        detail::pass_counter(name, "num_steps_per_communication",
+                             options.num_steps_per_communication, options.on_miscount),
+        options.bucket_bytes, options.start == start::after_forward, name);
+  }
+};
+
+}  // namespace bluefog::optim

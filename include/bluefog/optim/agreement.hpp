@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/gather.hpp>
+#include <bluefog/collective/broadcast_object.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/core/error.hpp>
+#include <bluefog/tensor/arena.hpp>
+
+namespace bluefog::optim::detail {
+
+/// Parameters by number, with names.
+template <class T>
+concept parameter_list = requires(const T& list, std::size_t index) {
+  { list.size() } -> std::same_as<std::size_t>;
+  { list.name(index) } -> std::convertible_to<std::string>;
+  { list.tensor(index) } -> std::same_as<const at::Tensor&>;
+};
+
+/// One line per parameter: all that has to be equal on every rank.
+template <parameter_list List>
+[[nodiscard]] std::vector<std::string> describe_parameters(const List& arena) {
+  std::vector<std::string> lines;
+  for (std::size_t i = 0; i < arena.size(); ++i) {
+    const at::Tensor& each = arena.tensor(i);
+    lines.push_back(concat("\"", arena.name(i), "\" ", each.scalar_type(), " ", each.sizes(),
+                           " strides ", each.strides(),
+                           each.requires_grad() ? "" : " without gradient"));
+  }
+  return lines;
+}
+
+/// \return the first difference between two lists as text; empty if there is none.
+[[nodiscard]] inline std::string first_difference(const std::vector<std::string>& root,
+                                                  const std::vector<std::string>& own, int rank) {
+  const std::size_t common = std::min(root.size(), own.size());
+  for (std::size_t i = 0; i < common; ++i)
+    if (root[i] != own[i])
+      return concat("parameter ", i, " is ", root[i], " on rank 0 and ", own[i], " on rank ", rank);
+  if (root.size() == own.size()) return {};
+  return concat("rank 0 has ", root.size(), " parameters and rank ", rank, " has ", own.size(),
+                "; the first that one lacks is ", (root.size() > common ? root : own)[common]);
+}
+
+/// Compares the parameter lists of all ranks. Collective, once per wrapper.
+/// \throws mismatch_error, the same on every rank, that names the first difference.
+template <backend Backend, parameter_list List>
+void expect_equal_parameters(std::string_view optimizer, communicator<Backend>& comm,
+                             const List& parameters) {
+  if (comm.size() == 1) return;
+  constexpr std::size_t length = 512;
+  const auto own = describe_parameters(parameters);
+  const auto root = broadcast_object(comm, own, 0);
+  std::string verdict = first_difference(root, own, comm.rank());
+  verdict.resize(length);
+  std::vector<std::uint8_t> all(length * static_cast<std::size_t>(comm.size()));
+  comm.run({.operation = "parameter check"}, [&](auto context) {
+    return gather_equal(context, std::vector<std::uint8_t>(verdict.begin(), verdict.end()), &all);
+  });
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(comm.size()); ++rank) {
+    const std::string text(reinterpret_cast<const char*>(all.data()) + rank * length);
+    expects<mismatch_error>(text.empty(), optimizer, ": ranks differ: ", text);
+  }
+}
+
+}  // namespace bluefog::optim::detail

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/optim/averaging.hpp>
+#include <bluefog/optim/options.hpp>
+#include <bluefog/optim/parameters.hpp>
+#include <bluefog/topology/neighborhood.hpp>
+
+namespace bluefog::optim::detail {
+
+/// The public face that the averaging wrappers share. Is the user's optimizer.
+template <steppable Inner, backend Backend, averaging_topology Topology>
+class averaging_optimizer : public Inner {
+ public:
+  /// Calls the model's forward and returns what it returns. Counted as a pass if the model is in
+  /// training and gradients are recorded.
+  template <module_like Model, class... Inputs>
+  decltype(auto) forward(Model& model, Inputs&&... inputs) {
+    const bool counts = module_of(model).is_training() && c10::GradMode::is_enabled();
+    if constexpr (std::is_void_v<decltype(call_forward(model, std::forward<Inputs>(inputs)...))>) {
+      call_forward(model, std::forward<Inputs>(inputs)...);
+      if (counts) shared_->forward_passed();
+    } else {
+      decltype(auto) output = call_forward(model, std::forward<Inputs>(inputs)...);
+      if (counts) shared_->forward_passed();
+      return output;
+    }
+  }
+
+  /// From the next communication on. The same on every rank.
+  /// \throws usage_error if the topology does not fit.
+  void communication(communication_type next) { shared_->mixing().type(next); }
+  [[nodiscard]] communication_type communication() const noexcept {
+    return shared_->mixing().type();
+  }
+
+  /// Takes the place of the topology in the next communication, on this rank.
+  /// \throws usage_error if a rank or weight is wrong.
+  void next(neighborhood links) { shared_->mixing().next(std::move(links)); }
+
+  /// \return how many neighbour communications have begun: the schedule's next round.
+  [[nodiscard]] std::int64_t round() const noexcept { return shared_->mixing().round(); }
+
+  /// \return the passes counted since the last communication.
+  [[nodiscard]] int passes_since_communication() const noexcept {
+    return shared_->counter().passes();
+  }
+  /// Begins to count anew, e.g. where an epoch's end cut a window. The same on every rank.
+  void reset_passes() {
+    if (shared_->mixing().started()) shared_->apply();
+    shared_->counter().reset();
+  }
+  /// Averages the parameters now, whatever has been counted, and begins to count anew. Collective.
+  void flush() {
+    if (!shared_->mixing().started()) shared_->refresh(this->param_groups(), shared_);
+    shared_->send_all();
+    shared_->apply();
+  }
+
+  /// Adds parameters, which are averaged from the next communication on. The same on every rank.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group) {
+    Inner::add_param_group(group);
+  }
+
+  void save(torch::serialize::OutputArchive& archive) const override {
+    Inner::save(archive);
+    archive.write("bluefog_round", at::full({}, round(), at::kLong), /*is_buffer=*/true);
+  }
+  /// An archive of the user's optimizer alone is fine too: the schedule then begins anew.
+  void load(torch::serialize::InputArchive& archive) override {
+    Inner::load(archive);
+    at::Tensor saved;
+    shared_->mixing().round(archive.try_read("bluefog_round", saved, /*is_buffer=*/true)
+                                ? saved.item<std::int64_t>()
+                                : 0);
+  }
+
+ protected:
+  using shared_type = averaging<Backend, Topology>;
+
+  template <module_like Model>
+  averaging_optimizer(Inner inner, const Model& model, std::shared_ptr<shared_type> shared)
+      : Inner(std::move(inner)), shared_(std::move(shared)) {
+    refuse_line_search<Inner>();
+    shared_->adopt(this->param_groups(), module_of(model), shared_);
+  }
+
+  /// Runs the closure, once, with gradients recorded.
+  [[nodiscard]] static at::Tensor run(const typename Inner::LossClosure& closure) {
+    if (!closure) return {};
+    const c10::AutoGradMode grad(true);
+    return closure();
+  }
+
+  [[nodiscard]] shared_type& shared() noexcept { return *shared_; }
+  void refresh() { shared_->refresh(this->param_groups(), shared_); }
+
+ private:
+  std::shared_ptr<shared_type> shared_;
+};
+
+}  // namespace bluefog::optim::detail

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/optimizer.h>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/core/error.hpp>
+#include <bluefog/core/log.hpp>
+#include <bluefog/optim/gradient_reducer.hpp>
+#include <bluefog/optim/options.hpp>
+#include <bluefog/optim/parameters.hpp>
+
+namespace bluefog::optim {
+
+/// Averages gradients over all ranks, then takes the user's step: n ranks behave as one with an
+/// n-fold batch (what Horovod's optimizer does).
+///
+/// Gradients are reduced in buckets, each as soon as it is complete, beside the rest of the
+/// backward. *Is* the user's optimizer, with its state. With `backward_passes_per_step` = J the sum
+/// of J backwards is reduced once. Construction and steps that communicate are collective. If a
+/// reduction fails, the step throws, the parameters are unchanged and the gradients unspecified.
+///
+/// \tparam Inner  the user's optimizer, moved in; not LBFGS.
+template <steppable Inner, backend Backend>
+class gradient_allreduce : public Inner {
+ public:
+  /// Makes the `step()` in its scope not synchronize again.
+  class [[nodiscard]] skip_guard {
+   public:
+    explicit skip_guard(bool& flag) noexcept : flag_(&flag) { flag = true; }
+    skip_guard(skip_guard&& other) noexcept : flag_(std::exchange(other.flag_, nullptr)) {}
+    skip_guard(const skip_guard&) = delete;
+    skip_guard& operator=(const skip_guard&) = delete;
+    skip_guard& operator=(skip_guard&&) = delete;
+    ~skip_guard() {
+      if (flag_ != nullptr) *flag_ = false;
+    }
+
+   private:
+    bool* flag_;
+  };
+
+  /// \param inner  the user's optimizer, moved in.
+  /// \param model  gives the parameters their names.
+  /// \param comm   borrowed; must outlive the wrapper.
+  /// \throws usage_error if an option is wrong; mismatch_error, on every rank, if the ranks'
+  ///         parameters differ.
+  template <module_like Model>
+  gradient_allreduce(Inner inner, const Model& model, communicator<Backend>& comm,
+                     gradient_allreduce_options options = {})
+      : Inner(std::move(inner)),
+        shared_(std::make_shared<detail::gradient_reducer<Backend>>(comm, options)) {
+    detail::refuse_line_search<Inner>();
+    shared_->adopt(this->param_groups(), module_of(model), shared_);
+  }
+
+  /// Calls the model's forward and returns what it returns.
+  template <module_like Model, class... Inputs>
+  decltype(auto) forward(Model& model, Inputs&&... inputs) {
+    return call_forward(model, std::forward<Inputs>(inputs)...);
+  }
+
+  /// Waits until the gradients are those of all ranks; applies nothing. Collective. Between this
+  /// and `step()` is where gradients are clipped.
+  void synchronize() { shared_->synchronize(); }
+
+  /// `{ auto guard = optimizer.skip_synchronize(); optimizer.step(); }` after `synchronize()`.
+  skip_guard skip_synchronize() noexcept { return skip_guard(*skip_); }
+
+  /// Reduces the gradients, if this step is to communicate, and takes the user's step.
+  /// \param closure  evaluates the loss, with gradients; called once, first.
+  /// \return the closure's loss.
+  at::Tensor step(typename Inner::LossClosure closure = nullptr) override {
+    at::Tensor loss;
+    if (closure) {
+      const c10::AutoGradMode grad(true);
+      loss = closure();
+    }
+    shared_->step_began();
+    if (!shared_->synchronized()) shared_->refresh(this->param_groups(), shared_);
+    if (!shared_->counter().due() && !shared_->synchronized()) {
+      const auto policy = shared_->options().partial_window;
+      expects(policy != partial_window::error, "gradient_allreduce: step() after ",
+              shared_->counter().passes(), " of ", shared_->counter().wanted(), " backwards");
+      if (policy == partial_window::local) {
+        Inner::step();
+        shared_->note_local_step();
+        return loss;
+      }
+    }
+    if (shared_->local_steps()) {  // replicas have drifted apart: gradients no longer suffice
+      Inner::step();
+      shared_->average_parameters();
+    } else {
+      if (shared_->synchronized() && !*skip_) warn_of_missing_guard();
+      shared_->synchronize();
+      Inner::step();
+    }
+    shared_->window_ended();
+    return loss;
+  }
+
+  /// Ends a window that was cut short, e.g. by the end of an epoch: reduces and steps. Collective.
+  void flush() {
+    if (shared_->counter().passes() == 0 && !shared_->local_steps()) return;
+    if (shared_->local_steps()) {
+      shared_->average_parameters();
+    } else {
+      shared_->synchronize();
+      Inner::step();
+    }
+    shared_->window_ended();
+  }
+
+  /// As the user's optimizer's. \throws usage_error if a backward would be lost that no step used.
+  void zero_grad(bool set_to_none = true) {
+    shared_->expect_nothing_lost();
+    Inner::zero_grad(set_to_none);
+  }
+
+  /// \return the backwards counted since the last communication.
+  [[nodiscard]] int passes_since_communication() const noexcept {
+    return shared_->counter().passes();
+  }
+  /// Begins to count anew. The same on every rank.
+  void reset_passes() { shared_->window_ended(); }
+
+ private:
+  void warn_of_missing_guard() {
+    if (std::exchange(*warned_, true)) return;
+    log::write(log_level::warning,
+               "gradient_allreduce: step() after synchronize() without skip_synchronize(); the "
+               "gradients are not reduced again");
+  }
+
+  std::shared_ptr<detail::gradient_reducer<Backend>> shared_;
+  std::unique_ptr<bool> skip_ = std::make_unique<bool>(false);  // guards point to it; we may move
+  std::unique_ptr<bool> warned_ = std::make_unique<bool>(false);
+};
+
+}  // namespace bluefog::optim

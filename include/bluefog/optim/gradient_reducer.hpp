@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/collective/allreduce.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/core/log.hpp>
+#include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/backward_ledger.hpp>
+#include <bluefog/optim/gradient_buckets.hpp>
+#include <bluefog/optim/gradient_watch.hpp>
+#include <bluefog/optim/options.hpp>
+#include <bluefog/optim/parameters.hpp>
+#include <bluefog/optim/pass_counter.hpp>
+#include <bluefog/tensor/arena.hpp>
+
+namespace bluefog::optim::detail {
+
+/// Reduces gradients over all ranks, bucket by bucket, as soon as they are ready. The hooks of the
+/// parameters point to it, so it stays at one address.
+template <backend Backend>
+class gradient_reducer final : public gradient_listener {
+ public:
+  using groups = std::vector<torch::optim::OptimizerParamGroup>;
+  static constexpr std::string_view name = "gradient_allreduce";
+
+  gradient_reducer(communicator<Backend>& comm, const gradient_allreduce_options& options)
+      : comm_(&comm),
+        options_(options),
+        counter_(name, "backward_passes_per_step", options.backward_passes_per_step,
+                 options.on_miscount) {
+    expects_passes(name, "backward_passes_per_step", options.backward_passes_per_step);
+    expects_bucket(name, options.bucket_bytes);
+    expects(options.op == reduce_op::average || options.op == reduce_op::sum, name,
+            ": gradients can be averaged or summed, got ", options.op);
+    expects(options.predivide > 0, name, ": predivide must be positive, got ", options.predivide);
+  }
+
+  [[nodiscard]] pass_counter& counter() noexcept { return counter_; }
+  [[nodiscard]] const gradient_allreduce_options& options() const noexcept { return options_; }
+
+  /// Takes the optimizer's parameters as they are now.
+  void adopt(const groups& all, const torch::nn::Module& module,
+             const std::shared_ptr<gradient_reducer>& self) {
+    names_ = named_parameters(all, module);
+    rebuild(all, self);
+    expect_equal_parameters(name, *comm_, parameter_list(names_));
+  }
+
+  /// Between steps: takes in parameters that were added, frozen or unfrozen, on all ranks alike.
+  void refresh(const groups& all, const std::shared_ptr<gradient_reducer>& self) {
+    if (signature(all) == signature_) return;
+    for (const auto& added : named_parameters(all, torch::nn::Module())) {
+      const auto same = [&](const at::Tensor& known) { return known.is_same(added.tensor); };
+      if (!std::ranges::any_of(names_, same, &named_tensor::tensor)) names_.push_back(added);
+    }
+    buckets_.discard();
+    rebuild(all, self);
+  }
+
+  void backward_began() override {
+    synchronized_ = false;
+    if (buckets_.busy()) {  // one backward too many: what was sent lacks it, so it is sent again
+      buckets_.discard();
+      resend_ = true;
+    }
+    counter_.count("backward");
+    pending_.push_back(torch::autograd::get_current_graph_task_id());
+    any_pass_ = true;
+  }
+
+  void gradient_ready(std::size_t index) override {
+    if (!counter_.due() || resend_ || local_steps_) return;
+    const c10::AutoGradMode no_grad(false);
+    buckets_.put(index, *comm_);
+  }
+
+  /// \return whether gradients are the reduced ones, and no backward has come since.
+  [[nodiscard]] bool synchronized() const noexcept { return synchronized_; }
+  /// \return whether a local step was made since the last communication.
+  [[nodiscard]] bool local_steps() const noexcept { return local_steps_; }
+  void note_local_step() noexcept { local_steps_ = true; }
+
+  /// Makes a step count as a pass where there was no other sign of one: gradients set by hand.
+  void step_began() {
+    if (!any_pass_) counter_.count("step");
+  }
+
+  /// Reduces what is not yet reduced and leaves the results in place.
+  void synchronize() {
+    if (synchronized_) return;
+    const c10::AutoGradMode no_grad(false);
+    const int passes = options_.average_aggregated_gradients ? std::max(1, counter_.passes()) : 1;
+    buckets_.put_rest(*comm_);
+    buckets_.collect(passes);
+    synchronized_ = true;
+  }
+
+  /// Averages the parameters themselves, after steps with gradients of this rank alone.
+  void average_parameters() {
+    const c10::AutoGradMode no_grad(false);
+    for (const auto& [label, tensor] : names_)
+      if (tensor.requires_grad()) average_in_place(tensor);
+  }
+
+  /// A step has used the gradients.
+  void window_ended() {
+    backward_ledger::consume(std::exchange(pending_, {}));
+    counter_.reset();
+    synchronized_ = false;
+    resend_ = false;
+    local_steps_ = false;
+  }
+
+  /// Before gradients are cleared. \throws usage_error if that would lose a backward.
+  void expect_nothing_lost() {
+    if (pending_.empty() || local_steps_ || synchronized_) return;
+    expects(backward_ledger::consumed(pending_), name, ": zero_grad() would lose ", pending_.size(),
+            pending_.size() == 1 ? " backward" : " backwards",
+            " that no step() has used; call step(), or synchronize() first");
+    buckets_.discard();
+    pending_.clear();
+    counter_.reset();
+    resend_ = false;
+  }
+
+ private:
+  /// Lists parameters like an arena, without moving them.
+  struct parameter_list_view {
+    const std::vector<named_tensor>& items;
+    [[nodiscard]] std::size_t size() const { return items.size(); }
+    [[nodiscard]] const std::string& name(std::size_t i) const { return items[i].name; }
+    [[nodiscard]] const at::Tensor& tensor(std::size_t i) const { return items[i].tensor; }
+  };
+  [[nodiscard]] static parameter_list_view parameter_list(const std::vector<named_tensor>& items) {
+    return {items};
+  }
+
+  void average_in_place(const at::Tensor& tensor) {
+    at::Tensor values =
+        tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
+    const mutable_buffer buffer{static_cast<std::byte*>(values.data_ptr()), values.numel(),
+                                dtype_from(values.scalar_type(), name)};
+    comm_->run(bluefog::detail::check_allreduce(*comm_, buffer, buffer, reduce_op::average, {}),
+               [&](auto context) {
+                 return bluefog::detail::allreduce_task(context, buffer, buffer, reduce_op::average,
+                                                        scope::all, values);
+               });
+    if (!values.is_alias_of(tensor)) tensor.detach().copy_(values);
+  }
+
+  void rebuild(const groups& all, const std::shared_ptr<gradient_reducer>& self) {
+    std::vector<named_tensor> learning;
+    for (const auto& each : names_)
+      if (each.tensor.requires_grad()) learning.push_back(each);
+    buckets_ = gradient_buckets(learning, options_);
+    watch_ = gradient_watch(self);
+    for (std::size_t i = 0; i < learning.size(); ++i) watch_.add(learning[i].tensor, i);
+    signature_ = signature(all);
+  }
+
+  [[nodiscard]] static std::vector<std::pair<const void*, bool>> signature(const groups& all) {
+    std::vector<std::pair<const void*, bool>> result;
+    for (const auto& group : all)
+      for (const auto& each : group.params())
+        result.emplace_back(each.unsafeGetTensorImpl(), each.requires_grad());
+    return result;
+  }
+
+  communicator<Backend>* comm_;
+  gradient_allreduce_options options_;
+  pass_counter counter_;
+  std::vector<named_tensor> names_;
+  std::vector<std::pair<const void*, bool>> signature_;
+  std::vector<int> pending_;  // backwards that no step has used
+  bool any_pass_ = false;
+  bool synchronized_ = false;
+  bool resend_ = false;
+  bool local_steps_ = false;
+  gradient_buckets buckets_;
+  gradient_watch watch_;
+};
+
+}  // namespace bluefog::optim::detail

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace bluefog::optim::detail {
+
+/// What wants to know of gradients.
+class gradient_listener {
+ public:
+  virtual ~gradient_listener() = default;
+  /// A backward has reached the first of the watched parameters.
+  virtual void backward_began() = 0;
+  /// The gradient of parameter `index` is complete for this backward.
+  virtual void gradient_ready(std::size_t index) = 0;
+};
+
+/// Tells a listener when gradients have been accumulated, once per parameter and backward.
+///
+/// A parameter that is used several times is told once, after its last use. The hooks hold the
+/// listener weakly: it may go at any time. Removed on destruction.
+class gradient_watch {
+ public:
+  gradient_watch() = default;
+  gradient_watch(gradient_watch&&) noexcept = default;
+  gradient_watch& operator=(gradient_watch&& other) noexcept {
+    std::swap(watched_, other.watched_);
+    std::swap(sequence_, other.sequence_);
+    return *this;
+  }
+  gradient_watch(const gradient_watch&) = delete;
+  gradient_watch& operator=(const gradient_watch&) = delete;
+  ~gradient_watch() {
+    for (auto& [node, key] : watched_) node->del_post_hook(key);
+  }
+
+  explicit gradient_watch(std::weak_ptr<gradient_listener> listener)
+      : sequence_(std::make_shared<sequence>(std::move(listener))) {}
+
+  /// Watches `parameter`, which must require a gradient.
+  void add(const at::Tensor& parameter, std::size_t index) {
+    // Keeping the node alive keeps the hook: the parameter itself holds it weakly.
+    auto node = torch::autograd::impl::grad_accumulator(parameter);
+    const auto key = node->add_post_hook(std::make_unique<hook>(sequence_, index));
+    watched_.emplace_back(std::move(node), key);
+  }
+
+ private:
+  struct sequence {
+    explicit sequence(std::weak_ptr<gradient_listener> to) : listener(std::move(to)) {}
+    std::weak_ptr<gradient_listener> listener;
+    int last_backward = -1;
+  };
+
+  class hook final : public torch::autograd::FunctionPostHook {
+   public:
+    hook(std::shared_ptr<sequence> shared, std::size_t index)
+        : shared_(std::move(shared)), index_(index) {}
+
+    torch::autograd::variable_list operator()(
+        const torch::autograd::variable_list& outputs,
+        const torch::autograd::variable_list& /*inputs*/) override {
+      if (const auto listener = shared_->listener.lock()) {
+        const int backward = torch::autograd::get_current_graph_task_id();
+        if (std::exchange(shared_->last_backward, backward) != backward) listener->backward_began();
+        listener->gradient_ready(index_);
+      }
+      return outputs;
+    }
+
+   private:
+    std::shared_ptr<sequence> shared_;
+    std::size_t index_;
+  };
+
+  std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, std::uintptr_t>> watched_;
+  std::shared_ptr<sequence> sequence_;
+};
+
+}  // namespace bluefog::optim::detail

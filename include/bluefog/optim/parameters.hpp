@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <bluefog/core/error.hpp>
+#include <bluefog/tensor/arena.hpp>
+
+namespace torch::optim {
+class LBFGS;  // only its name is needed, to refuse it
+}
+
+namespace bluefog::optim {
+
+/// A torch module, a module holder (what `TORCH_MODULE` makes) or a pointer to a module.
+template <class T>
+concept module_like = std::derived_from<T, torch::nn::Module> || requires(T& model) {
+  requires std::derived_from<std::remove_cvref_t<decltype(*model)>, torch::nn::Module>;
+};
+
+/// A torch optimizer that takes its step from gradients that are there.
+template <class T>
+concept steppable = std::derived_from<T, torch::optim::Optimizer> && std::move_constructible<T>;
+
+/// \return the module behind a module, holder or pointer.
+template <module_like Model>
+[[nodiscard]] const torch::nn::Module& module_of(const Model& model) {
+  if constexpr (std::derived_from<Model, torch::nn::Module>)
+    return model;
+  else
+    return *model;
+}
+
+/// Calls the model's forward.
+template <module_like Model, class... Inputs>
+decltype(auto) call_forward(Model& model, Inputs&&... inputs) {
+  if constexpr (std::derived_from<Model, torch::nn::Module>)
+    return model.forward(std::forward<Inputs>(inputs)...);
+  else
+    return model->forward(std::forward<Inputs>(inputs)...);
+}
+
+namespace detail {
+
+/// Refuses optimizers that evaluate the loss several times per step.
+template <class Inner>
+constexpr void refuse_line_search() {
+  static_assert(!std::is_base_of_v<torch::optim::LBFGS, Inner>,
+                "LBFGS evaluates the loss several times within a step, between which ranks would "
+                "have to communicate; take an optimizer that steps once, e.g. torch::optim::SGD");
+}
+
+/// The parameters of all groups, each once, with their names in `module`.
+[[nodiscard]] inline std::vector<named_tensor> named_parameters(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups, const torch::nn::Module& module) {
+  const auto known = module.named_parameters();
+  std::vector<named_tensor> result;
+  for (std::size_t group = 0; group < groups.size(); ++group)
+    for (std::size_t i = 0; i < groups[group].params().size(); ++i) {
+      const at::Tensor& tensor = groups[group].params()[i];
+      const auto same = [&](const at::Tensor& other) { return other.is_same(tensor); };
+      if (std::ranges::any_of(result, same, &named_tensor::tensor)) continue;  // tied weights
+      std::string name = concat("group ", group, " parameter ", i);
+      for (const auto& item : known)
+        if (same(item.value())) {
+          name = item.key();
+          break;
+        }
+      result.push_back({std::move(name), tensor});
+    }
+  return result;
+}
+
+}  // namespace detail
+}  // namespace bluefog::optim
