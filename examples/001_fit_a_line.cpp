@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The smallest training: every rank sees a line of another height, and together they find the
+// middle one, each averaging with one other rank per step.
+//
+//   mpirun -np 2 ./001_fit_a_line
+
+#include <cstdio>
+
+#include <torch/torch.h>
+
+#include <bluefog/bluefog.hpp>
+
+int main() {
+  bluefog::communicator<bluefog::mpi_backend> comm;
+  torch::nn::Linear model(1, 1);
+  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  bluefog::optim::adapt_with_combine optimizer(std::move(sgd), model, comm);
+
+  const auto x = torch::linspace(-1, 1, 64).view({64, 1});
+  const auto y = 3 * x + comm.rank();
+  for (int step = 0; step < 300; ++step) {
+    optimizer.zero_grad();
+    torch::mse_loss(optimizer.forward(model, x), y).backward();
+    optimizer.step();
+  }
+
+  const auto slope = bluefog::allreduce(comm, model->weight.detach()).item<float>();
+  const auto height = bluefog::allreduce(comm, model->bias.detach()).item<float>();
+  if (comm.rank() == 0)
+    std::printf("%d ranks agree on y = %.2f x + %.2f\n", comm.size(), slope, height);
+}
+
+// Expected output:
+// 2 ranks agree on y = 3.00 x + 0.50
