@@ -23,7 +23,8 @@
 namespace bluefog {
 
 /// The user's name for one call, e.g. `{.name = "loss"}`: shown in messages, compared in check
-/// mode, and refused while an operation of the same name is outstanding on the communicator.
+/// mode, and refused while another operation on the communicator has it: from its call until its
+/// request has been waited for.
 struct call_options {
   std::string_view name = {};
 };
@@ -36,7 +37,8 @@ struct call_options {
 ///
 /// Construction, `split`, `duplicate`, `local`, `leaders` and destruction are collective: every
 /// rank must do them, in the same order as its operations. Destruction waits for outstanding
-/// operations, unless an exception is unwinding the stack.
+/// operations, unless an exception is unwinding the stack. Ranks keep the machine they have in the
+/// communicator that theirs was made from.
 ///
 /// \tparam Backend  the transport, e.g. `mpi_backend` or `thread_backend`.
 template <backend Backend>
@@ -51,7 +53,7 @@ class communicator {
 
   /// The ranks of `transport`, which is taken over.
   explicit communicator(Backend transport, communicator_options options = {})
-      : communicator(std::move(transport), std::move(options), nullptr) {}
+      : communicator(std::move(transport), std::move(options), nullptr, std::nullopt) {}
 
   /// The ranks of a native group, e.g. an `MPI_Comm`, which is duplicated, not taken over.
   template <class Native>
@@ -114,38 +116,45 @@ class communicator {
   /// \return whether check mode is on, and descriptions have to be made.
   [[nodiscard]] bool checks() const noexcept { return options().check && size() > 1; }
 
-  /// Runs an operation to its end.
-  /// \param make  from an `operation_context<Backend>` makes the task.
+  /// Runs an operation to its end. Throws what it fails with.
+  /// \param make  from an `operation_context<Backend>` makes the task, whose coroutine owns neither
+  ///              requests nor communicators.
   template <std::invocable<operation_context<Backend>> Make>
   void run(call_description call, Make make) {
-    with_number(std::move(call), std::move(make), [&](task work, operation_label label) {
-      state_->driver()->run(std::move(work), std::move(label), *state_);
-    });
+    auto& next = number_of(call);
+    const auto made = job_of(std::move(call), std::move(make), next);
+    ++next;
+    state_->counters().count_operation();
+    driver()->run(made);
   }
 
   /// Starts an operation. \return what to wait for, to be put into a request with `driver()`.
   template <std::invocable<operation_context<Backend>> Make>
   [[nodiscard]] std::shared_ptr<job> start(call_description call, Make make) {
-    std::shared_ptr<job> started;
-    with_number(std::move(call), std::move(make), [&](task work, operation_label label) {
-      started = state_->driver()->submit(std::move(work), std::move(label), *state_);
-    });
-    return started;
+    auto& next = number_of(call);
+    auto made = job_of(std::move(call), std::move(make), next);
+    driver()->submit(made);
+    ++next;
+    state_->counters().count_operation();
+    return made;
   }
 
   /// \return what drives the operations of this communicator and of those derived from it.
   [[nodiscard]] const std::shared_ptr<engine>& driver() const noexcept { return state_->driver(); }
 
  private:
-  communicator(Backend transport, communicator_options options, std::shared_ptr<engine> driver) {
+  // `machine` is this rank's, if the communicator that this one is made from has found it out.
+  communicator(Backend transport, communicator_options options, std::shared_ptr<engine> driver,
+               std::optional<int> machine) {
     options.validate();
     apply_log_settings(settings::from_environment());
     state_ = std::make_unique<communicator_state<Backend>>(std::move(transport), options,
                                                            std::move(driver));
-    const int machine = options.nodes_per_machine ? rank() / *options.nodes_per_machine
-                                                  : state_->transport().machine();
+    if (!machine)
+      machine = options.nodes_per_machine ? rank() / *options.nodes_per_machine
+                                          : state_->transport().machine();
     std::vector<int> machines(index(size()));
-    for (int other = 0; const auto& pair : gather_pairs(machine, 0))
+    for (int other = 0; const auto& pair : gather_pairs(*machine, 0))
       machines[index(other++)] = pair.first;
     state_->layout(machine_layout(machines, rank()));
   }
@@ -154,13 +163,18 @@ class communicator {
     return static_cast<std::size_t>(rank);
   }
 
-  // Gives the operation its number; takes the number back if the engine refuses the operation.
-  template <class Make, class Issue>
-  void with_number(call_description call, Make make, Issue issue) {
+  // The number that the next operation like `call` gets.
+  [[nodiscard]] std::uint64_t& number_of(const call_description& call) {
+    return call.peer ? state_->next_number(*call.peer) : state_->next_number();
+  }
+
+  // Makes operation `number`, which nobody has heard of yet. Throws what refuses it.
+  template <class Make>
+  [[nodiscard]] std::shared_ptr<job> job_of(call_description call, Make make,
+                                            std::uint64_t number) {
     const auto lane = call.peer ? channel::pair : channel::group;
-    auto& next = call.peer ? state_->next_number(*call.peer) : state_->next_number();
-    const operation_context<Backend> context(*state_, lane, next);
-    operation_label label{call.operation, call.name, {lane, next, 0}};
+    const operation_context<Backend> context(*state_, lane, number);
+    operation_label label{call.operation, call.name, {lane, number, 0}};
     task work = make(context);
     if (checks()) {
       std::vector<int> ranks(index(size()));
@@ -168,14 +182,7 @@ class communicator {
       if (call.peer) ranks = {std::min(rank(), *call.peer), std::max(rank(), *call.peer)};
       work = checked(context, std::move(call), std::move(ranks), std::move(work));
     }
-    ++next;
-    try {
-      issue(std::move(work), std::move(label));
-    } catch (const usage_error&) {  // refused: nothing was sent
-      --next;
-      throw;
-    }
-    state_->counters().count_operation();
+    return std::make_shared<job>(std::move(work), std::move(label), *state_);
   }
 
   // Two numbers from every rank, in rank order.
@@ -191,7 +198,7 @@ class communicator {
 
   [[nodiscard]] communicator of(const std::vector<int>& members) {
     return communicator(state_->transport().subset(members, state_->next_subset()), options(),
-                        driver());
+                        driver(), machine_rank());
   }
 
   std::unique_ptr<communicator_state<Backend>> state_;

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,10 +16,11 @@
 #include <vector>
 
 #include <bluefog/backend/backoff.hpp>
+#include <bluefog/backend/failure.hpp>
 #include <bluefog/backend/job.hpp>
 #include <bluefog/backend/lane.hpp>
 #include <bluefog/backend/leftovers.hpp>
-#include <bluefog/backend/stall.hpp>
+#include <bluefog/backend/supervisor.hpp>
 #include <bluefog/core/error.hpp>
 
 namespace bluefog {
@@ -42,52 +45,46 @@ class engine {
     }
     wake_.notify_all();
     if (thread_.joinable()) thread_.join();
-    leave_behind(std::move(retired_));
   }
 
-  /// Runs an operation to its end. Throws what it fails with.
-  void run(task work, operation_label label, lane& home) {
-    {
-      std::unique_lock lock(mutex_);
-      if (home.outstanding_ > 0) {
-        lock.unlock();
-        const auto queued = submit(std::move(work), std::move(label), home);
-        wait(*queued);
-        queued->rethrow();
-        return;
+  /// Runs an operation to its end, and throws what it fails with.
+  void run(const std::shared_ptr<job>& it) {
+    if (!enter_alone(*it)) {
+      submit(it);
+      wait(*it);
+    } else {
+      begin(*it);
+      backoff pause(waiting::foreground);
+      supervisor watch;
+      while (!it->work_.advance()) {
+        pause.pause();
+        if (!pause.slow() || !watch.due()) continue;
+        if (auto why = watch.look(*it)) {
+          fail(*it, std::move(why));
+          break;
+        }
+        watch.speak();
       }
-      enter(home, label);
+      finish(*it);
+      watch.ended(it->failure_ != nullptr, true);
     }
-    job direct(std::move(work), std::move(label), home);
-    begin(direct);
-    backoff pause(waiting::foreground);
-    stall_reporter stalls;
-    while (!direct.work_.advance()) {
-      pause.pause();
-      if (!pause.slow() || !supervision_due(direct.begin_)) continue;
-      supervise(direct, stalls);
-      stalls.speak();
-      if (direct.failure_) break;
-    }
-    finish(direct);
-    if (!direct.failure_) stalls.resolved();
-    direct.rethrow();
+    it->release_name();
+    it->rethrow();
   }
 
-  /// Starts an operation. \return what to wait for.
-  [[nodiscard]] std::shared_ptr<job> submit(task work, operation_label label, lane& home) {
-    auto added = std::make_shared<job>(std::move(work), std::move(label), home);
+  /// Starts an operation. If it throws, the operation never was.
+  void submit(const std::shared_ptr<job>& it) {
     {
       const std::scoped_lock lock(mutex_);
       if (background_ && !thread_.joinable()) thread_ = std::thread([this] { serve(); });
-      enter(home, added->label_);
-      submitted_.push_back(added);
-      outstanding_.fetch_add(1, std::memory_order_release);
+      submitted_.reserve(submitted_.size() + 1);
+      enter(*it);
+      submitted_.push_back(it);
+      outstanding_.fetch_add(1);
     }
     // Started here and now if nobody else is driving: no hand-over before the first message.
     if (std::unique_lock drive(driving_, std::try_to_lock); drive) pass(false);
-    if (!added->over()) wake_.notify_one();
-    return added;
+    if (!it->over()) wake_.notify_one();
   }
 
   /// \return whether the job is over; makes progress, never blocks.
@@ -113,22 +110,15 @@ class engine {
   }
 
   /// Returns when `home` has nothing outstanding, or gives all of it up at once.
-  void drain(lane& home, bool give_up) {
+  void drain(const lane& home, bool give_up) {
     backoff pause(waiting::foreground);
     while (outstanding(home) > 0) {
       {
         const std::scoped_lock drive(driving_);
-        if (give_up) {
-          collect_submitted();
-          for (auto& it : active_)
-            if (it->home_ == &home)
-              fail(*it,
-                   std::make_exception_ptr(peer_error(concat(
-                       to_string(it->label_), ": the communicator was destroyed before the end"))));
-          finish_failed();
-        } else {
+        if (give_up)
+          abandon(home);
+        else
           pass(true);
-        }
       }
       pause.pause();
     }
@@ -148,43 +138,56 @@ class engine {
     return home.outstanding_;
   }
 
-  // Under mutex_. Refuses a name that is in use before anything has changed.
-  static void enter(lane& home, const operation_label& label) {
-    if (!label.name.empty()) {
-      expects(std::ranges::find(home.names_, label.name) == home.names_.end(), label.operation,
-              ": the name \"", label.name, "\" is in use by an operation that is not over");
-      home.names_.push_back(label.name);
-    }
-    ++home.outstanding_;
-    if (label.tag.lane == channel::group) home.numbers_.push_back(label.tag.number);
+  // Enters an operation that may run on the caller's thread because nothing comes before it. Where
+  // nobody else drives, operations of other communicators count too: peers may wait for them.
+  [[nodiscard]] bool enter_alone(job& it) {
+    const std::scoped_lock lock(mutex_);
+    if (it.home_->outstanding_ > 0 || (!background_ && outstanding_.load() > 0)) return false;
+    enter(it);
+    return true;
+  }
+
+  // Under mutex_.
+  static void enter(job& it) {
+    if (it.label_.tag.lane == channel::group) it.home_->numbers_.push_back(it.label_.tag.number);
+    ++it.home_->outstanding_;
   }
 
   static void begin(job& it) noexcept {
+    it.begin_ = it.since();
     it.begun_ = true;
-    it.begin_ = clock::now();
   }
 
-  // Ends a job whose work is over, or that has failed and whose work has been retired.
+  // Ends a job whose work is over, or that has failed and whose work has been retired. Its
+  // communicator may be gone when this returns.
   void finish(job& it) {
-    if (!it.failure_) it.failure_ = it.work_.failure();
+    it.failure_ = explained(it.failure_ ? it.failure_ : it.work_.failure(), it.label_);
     it.work_ = {};
-    lane& home = *it.home_;
     {
       const std::scoped_lock lock(mutex_);
+      lane& home = *it.home_;
+      if (!it.failure_) home.progress_ = clock::now();
+      if (it.label_.tag.lane == channel::group) std::erase(home.numbers_, it.label_.tag.number);
       --home.outstanding_;
-      std::erase(home.numbers_,
-                 it.label_.tag.lane == channel::group ? it.label_.tag.number : ~std::uint64_t{0});
-      if (!it.label_.name.empty()) std::erase(home.names_, it.label_.name);
     }
     it.over_.store(true, std::memory_order_release);
   }
 
+  // Gives a job up. What the transport still holds is kept until it lets go.
   void fail(job& it, std::exception_ptr why) {
     it.failure_ = std::move(why);
     it.work_.abandon();
-    if (it.work_.settled()) return;
-    const std::scoped_lock lock(mutex_);
-    retired_.push_back(std::move(it.work_));
+    if (!it.work_.settled()) retired_.keep(std::move(it.work_));
+  }
+
+  // Under driving_, as all that follows but `serve`.
+  void abandon(const lane& home) {
+    collect_submitted();
+    for (auto& it : active_)
+      if (it->home_ == &home)
+        fail(*it, std::make_exception_ptr(peer_error(concat(
+                      to_string(it->label_), ": the communicator was destroyed before the end"))));
+    finish_failed();
   }
 
   void collect_submitted() {
@@ -193,70 +196,53 @@ class engine {
     submitted_.clear();
   }
 
+  void end(job& it) {
+    finish(it);
+    ended_ = true;
+    if (it.failure_) failed_ = true;
+    outstanding_.fetch_sub(1);
+  }
+
   void finish_failed() {
     std::erase_if(active_, [&](auto& it) {
       if (!it->failure_) return false;
-      finish(*it);
-      outstanding_.fetch_sub(1);
+      end(*it);
       return true;
     });
   }
 
-  // One round over everything in flight. Under driving_.
+  // One round over everything in flight; `slow` when nothing has happened for a while.
   void pass(bool slow) {
     collect_submitted();
     blocked_.clear();
+    blocked_.reserve(active_.size());
     std::erase_if(active_, [&](auto& it) {
-      lane* const home = it->home_;
+      const lane* const home = it->home_;
       if (!it->begun_) {
-        if (std::ranges::find(blocked_, home) != blocked_.end()) return false;
+        // Operations of two ranks need no order, and ranks may issue them in different ones.
+        if (it->label_.tag.lane == channel::group &&
+            std::ranges::find(blocked_, home) != blocked_.end())
+          return false;
         begin(*it);
       }
       if (!it->work_.advance()) {
         if (it->work_.holds_order()) blocked_.push_back(home);
         return false;
       }
-      finish(*it);
-      outstanding_.fetch_sub(1);
+      end(*it);
       return true;
     });
-    if (active_.empty()) stalls_.resolved();
-    if (!slow || !supervision_due(supervised_)) return;
-    supervised_ = clock::now();
+    if (slow && supervisor_.due()) supervise();
+    if (std::exchange(ended_, false))
+      supervisor_.ended(std::exchange(failed_, false), active_.empty());
+  }
+
+  void supervise() {
     for (auto& it : active_)
-      if (it->begun_) supervise(*it, stalls_);
-    stalls_.speak();
+      if (auto why = supervisor_.look(*it)) fail(*it, std::move(why));
     finish_failed();
-    const std::scoped_lock lock(mutex_);
-    std::erase_if(retired_, [](task& it) { return it.settled(); });
-  }
-
-  [[nodiscard]] static bool supervision_due(clock::time_point last) {
-    return clock::now() - last >= std::chrono::milliseconds(1);
-  }
-
-  // Listens, warns, and ends the job when its time is over.
-  void supervise(job& it, stall_reporter& stalls) {
-    lane& home = *it.home_;
-    const auto waited = clock::now() - it.begin_;
-    const auto& limits = home.limits();
-    try {
-      if (it.label_.tag.lane == channel::group) {
-        home.listen(it.label_.tag.number);
-        if (!it.announced_ && waited >= std::min(limits.timeout, limits.stall_warning) / 2) {
-          it.announced_ = true;
-          home.announce(it.label_.tag.number);
-        }
-      }
-      if (waited >= limits.stall_warning) stalls.add(it, waited);
-      if (waited < limits.timeout) return;
-      const auto seconds = std::chrono::duration<double>(waited).count();
-      fail(it, std::make_exception_ptr(timeout_error(
-                   concat(to_string(it.label_), ": timed out on rank ", home.rank_of_lane(),
-                          " after ", seconds, " s, waiting ", it.missing()))));
-    } catch (...) {
-      fail(it, std::current_exception());
-    }
+    if (!active_.empty()) supervisor_.speak();
+    retired_.sweep();
   }
 
   // The communication thread.
@@ -272,7 +258,7 @@ class engine {
         if (retired_.empty())
           wake_.wait(lock, wanted);
         else if (!wake_.wait_for(lock, std::chrono::milliseconds(20), wanted))
-          std::erase_if(retired_, [](task& it) { return it.settled(); });
+          retired_.sweep();
         continue;
       }
       lock.unlock();
@@ -295,16 +281,17 @@ class engine {
   const bool background_;
   std::mutex driving_;                        // held by whoever makes a pass; before mutex_
   std::vector<std::shared_ptr<job>> active_;  // under driving_, in program order
-  std::vector<lane*> blocked_;                // scratch of a pass
-  stall_reporter stalls_;
-  clock::time_point supervised_{};
+  std::vector<const lane*> blocked_;          // of a pass: who must not start anything now
+  bool ended_ = false;                        // of a pass: whether a job has ended,
+  bool failed_ = false;                       // and failed
+  supervisor supervisor_;
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::shared_ptr<job>> submitted_;
-  std::vector<task> retired_;  // given up, but the transport has not let go of their memory
   bool stopping_ = false;
 
+  leftovers retired_;
   std::atomic<int> outstanding_ = 0;  // asynchronous jobs
   std::atomic<int> waiters_ = 0;
   std::thread thread_;

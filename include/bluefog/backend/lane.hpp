@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <string>
-#include <string_view>
+#include <memory>
 #include <vector>
 
-#include <bluefog/backend/message.hpp>
+#include <bluefog/backend/names.hpp>
 
 namespace bluefog {
 
@@ -22,12 +19,14 @@ struct patience {
 /// One communicator as the engine sees it: a sequence of operations that start in program order.
 class lane {
  public:
-  explicit lane(patience limits) noexcept : limits_(limits) {}
+  explicit lane(patience limits) : limits_(limits) {}
   lane(const lane&) = delete;
   lane& operator=(const lane&) = delete;
   virtual ~lane() = default;
 
   [[nodiscard]] const patience& limits() const noexcept { return limits_; }
+  /// \return the names that the user gave to operations that nobody has waited for yet.
+  [[nodiscard]] const std::shared_ptr<used_names>& names() const noexcept { return names_; }
 
   /// Tells the other ranks that this one waits in operation `number`.
   virtual void announce(std::uint64_t number) = 0;
@@ -39,12 +38,15 @@ class lane {
 
  private:
   friend class engine;
+  friend class job;
 
   patience limits_;
+  std::shared_ptr<used_names> names_ = std::make_shared<used_names>();
   // Under the engine's mutex:
   int outstanding_ = 0;
   std::vector<std::uint64_t> numbers_;  // of outstanding group operations, ascending
-  std::vector<std::string> names_;      // that the user gave to outstanding operations
+  // Of whoever drives:
+  std::chrono::steady_clock::time_point progress_{};  // when the last operation succeeded
 };
 
 }  // namespace bluefog

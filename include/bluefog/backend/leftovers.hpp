@@ -18,21 +18,57 @@ namespace bluefog {
 /// it is closed (MPI_Finalize) would wait for ever.
 inline std::atomic<bool> transfers_left_behind = false;
 
-/// Waits, at most a second, until the transport lets go of the memory of `tasks`; keeps the rest.
-inline void leave_behind(std::vector<task> tasks) noexcept {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-  backoff pause(waiting::background);
-  while (true) {
-    std::erase_if(tasks, [](task& it) { return it.settled(); });
-    if (tasks.empty()) return;
-    if (std::chrono::steady_clock::now() > deadline) break;
-    pause.pause();
+/// Operations that were given up while the transport still had their memory. Any thread may call
+/// any function.
+///
+/// Destroying it waits, at most a second, until the transport lets go; what it keeps longer is kept
+/// until the process ends.
+class leftovers {
+ public:
+  leftovers() = default;
+  leftovers(const leftovers&) = delete;
+  leftovers& operator=(const leftovers&) = delete;
+  ~leftovers() {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    backoff pause(waiting::background);
+    while (!sweep()) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        transfers_left_behind = true;
+        keep_for_ever(std::move(tasks_));
+        return;
+      }
+      pause.pause();
+    }
   }
-  transfers_left_behind = true;
-  static std::mutex mutex;
-  static auto* const kept = new std::vector<std::vector<task>>;  // reachable, never destroyed
-  const std::scoped_lock lock(mutex);
-  kept->push_back(std::move(tasks));
-}
+
+  /// Takes an abandoned task, and destroys it once it has settled.
+  void keep(task given_up) {
+    const std::scoped_lock lock(mutex_);
+    tasks_.push_back(std::move(given_up));
+  }
+
+  /// Destroys what has settled. \return whether nothing is left.
+  bool sweep() noexcept {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(tasks_, [](task& it) { return it.settled(); });
+    return tasks_.empty();
+  }
+
+  [[nodiscard]] bool empty() const noexcept {
+    const std::scoped_lock lock(mutex_);
+    return tasks_.empty();
+  }
+
+ private:
+  static void keep_for_ever(std::vector<task> tasks) noexcept {
+    static std::mutex mutex;
+    static auto* const kept = new std::vector<std::vector<task>>;  // reachable, never destroyed
+    const std::scoped_lock lock(mutex);
+    kept->push_back(std::move(tasks));
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<task> tasks_;
+};
 
 }  // namespace bluefog

@@ -16,7 +16,8 @@ struct communicator_options {
   /// Compare every operation over all ranks before it starts (`BLUEFOG_CHECK`). Costs two rounds of
   /// short messages per operation. The same on every rank.
   bool check = settings::from_environment().check;
-  /// Longest time from the start of an operation to its end (`BLUEFOG_TIMEOUT`).
+  /// Longest time from the call of an operation, or from the end of the one before it if it had to
+  /// wait for that, to its end (`BLUEFOG_TIMEOUT`).
   std::chrono::milliseconds timeout = settings::from_environment().timeout;
   /// Time after which the log names an operation that waits, and for whom
   /// (`BLUEFOG_STALL_WARNING`).

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <exception>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -32,12 +33,17 @@ class request_base {
   request_base(std::shared_ptr<engine> driver, std::shared_ptr<job> started) noexcept
       : engine_(std::move(driver)), job_(std::move(started)) {}
 
-  ~request_base() {
+  ~request_base() { close(); }
+
+  // Waits for an operation that nobody has waited for.
+  void close() noexcept {
     if (!job_) return;
     engine_->wait(*job_);
-    if (!job_->failure()) return;
+    const auto over = std::exchange(job_, nullptr);
+    over->release_name();
+    if (!over->failure()) return;
     try {
-      job_->rethrow();
+      over->rethrow();
     } catch (const std::exception& problem) {
       log::write(log_level::warning,
                  concat("a request that nobody waited for failed: ", problem.what()));
@@ -50,6 +56,7 @@ class request_base {
     expects(job_ != nullptr, "request::wait: the request is empty: waited for or moved from");
     engine_->wait(*job_);
     const auto over = std::exchange(job_, nullptr);
+    over->release_name();
     over->rethrow();
   }
 
@@ -73,6 +80,11 @@ class request : public request_base {
   request(std::shared_ptr<engine> driver, std::shared_ptr<job> started,
           std::shared_ptr<Value> arriving) noexcept
       : request_base(std::move(driver), std::move(started)), value_(std::move(arriving)) {}
+  request(request&&) noexcept = default;
+  request& operator=(request&&) = delete;
+  request(const request&) = delete;
+  request& operator=(const request&) = delete;
+  ~request() { this->close(); }  // before the value goes, which the operation may still write
 
   /// Blocks until the operation completes, then hands the value over; once.
   /// \throws transport_error, timeout_error, mismatch_error or peer_error if the operation failed;

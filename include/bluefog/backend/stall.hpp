@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include <bluefog/backend/job.hpp>
 #include <bluefog/core/error.hpp>
@@ -16,44 +18,54 @@ namespace bluefog {
 class stall_reporter {
  public:
   /// Notes that `it` has waited longer than its warning time.
-  void add(const job& it, job::clock::duration waited) {
-    if (stalled_++ == 0) {
-      period_ = std::max(period_, it.home().limits().stall_warning);
-      longest_ = waited;
-      if (job::clock::now() >= next_) text_ = describe(it, waited);
-    }
+  void add(const job& it, job::clock::time_point now) {
+    if (stalled_++ > 0) return;
+    period_ = std::max(period_, it.home().limits().stall_warning);
+    longest_ = std::max(longest_, now - it.since());
+    if (now >= next_) text_ = describe(it, now);
   }
 
-  /// Writes the line, if one is due, and forgets what was added.
-  void speak() {
+  /// Ends a round: writes the line, if one is due, or says that nothing of what was spoken of waits
+  /// any more.
+  void speak(job::clock::time_point now) {
     const int stalled = std::exchange(stalled_, 0);
-    if (stalled == 0 || text_.empty()) return;
+    if (stalled == 0) {
+      over();
+      return;
+    }
+    if (text_.empty()) return;
     if (stalled > 1) text_ += concat("; ", stalled - 1, " more operations wait");
     log::write(log_level::warning, text_);
     text_.clear();
     spoken_ = true;
-    next_ = job::clock::now() + period_;
+    next_ = now + period_;
     period_ *= 2;
   }
 
-  /// Everything that waited is over.
-  void resolved() {
-    if (!std::exchange(spoken_, false)) return;
-    log::write(log_level::warning, concat("stall resolved after ",
-                                          std::chrono::duration<double>(longest_).count(), " s"));
-    *this = {};
+  /// An operation has failed: whoever waits for it is told, so the log need not be.
+  void failed() noexcept { failed_ = spoken_; }
+
+  /// Nothing waits any more.
+  void over() {
+    if (spoken_ && !failed_)
+      log::write(log_level::warning, concat("stall resolved after ", seconds(longest_), " s"));
+    if (spoken_) *this = {};
   }
 
  private:
-  [[nodiscard]] static std::string describe(const job& it, job::clock::duration waited) {
+  [[nodiscard]] static double seconds(job::clock::duration time) {
+    return std::chrono::duration<double>(time).count();
+  }
+
+  [[nodiscard]] static std::string describe(const job& it, job::clock::time_point now) {
     return concat("stall on rank ", it.home().rank_of_lane(), ": ", to_string(it.label()),
-                  " has waited ", std::chrono::duration<double>(waited).count(), " s ",
-                  it.missing());
+                  " has waited ", seconds(now - it.since()), " s ", it.missing());
   }
 
   int stalled_ = 0;
   std::string text_;
   bool spoken_ = false;
+  bool failed_ = false;
   job::clock::duration longest_{};
   job::clock::time_point next_{};
   std::chrono::milliseconds period_{};

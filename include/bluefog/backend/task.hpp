@@ -51,6 +51,10 @@ class pending_reference {
 /// the temporary memory and keeps the caller's tensors alive, so it may only be destroyed when
 /// `settled()`. Starts lazily. A moved-from task is over.
 ///
+/// A coroutine awaits each native operation before it submits the next: at most one is in flight,
+/// so that an exception never leaves another one writing into the frame. What is sent and received
+/// at the same time belongs into one exchange.
+///
 ///     task swap(context, buffers...) {
 ///       auto exchange = context.exchange();
 ///       exchange.send(in, peer);

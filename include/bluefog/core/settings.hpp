@@ -6,10 +6,12 @@
 #include <charconv>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include <unistd.h>
@@ -46,6 +48,10 @@ struct settings {
                "accept one rank although a launcher started several"},
   };
 
+  /// Beginnings of variables that the build, the tests and the benchmarks read.
+  static constexpr std::array<std::string_view, 4> others = {"BLUEFOG_TEST_", "BLUEFOG_BENCHMARK_",
+                                                             "BLUEFOG_WITH_", "BLUEFOG_TORCH_"};
+
   bool check = false;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::chrono::milliseconds stall_warning = std::chrono::seconds(60);
@@ -71,14 +77,16 @@ struct settings {
     return result;
   }
 
-  /// \return names in the environment that begin with BLUEFOG_ and are not in the table.
+  /// \return names in the environment that begin with BLUEFOG_ and that nobody reads.
   [[nodiscard]] static std::vector<std::string> unknown_variables() {
     std::vector<std::string> unknown;
     for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
       const std::string_view text(*entry);
       const auto name = text.substr(0, text.find('='));
       const bool listed = std::ranges::any_of(table, [&](auto& row) { return row.name == name; });
-      if (name.starts_with("BLUEFOG_") && !listed) unknown.emplace_back(name);
+      const bool elsewhere =
+          std::ranges::any_of(others, [&](auto prefix) { return name.starts_with(prefix); });
+      if (name.starts_with("BLUEFOG_") && !listed && !elsewhere) unknown.emplace_back(name);
     }
     return unknown;
   }

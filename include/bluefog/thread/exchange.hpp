@@ -27,8 +27,6 @@ class exchange {
   }
 
   [[nodiscard]] operation submit() && {
-    for (const auto& message : receives_) fabric_->receive(message, message->peer, rank_);
-    for (const auto& message : sends_) fabric_->send(message, rank_, message->peer);
     return {std::move(fabric_), rank_, tag_, std::move(receives_), std::move(sends_)};
   }
 

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include <bluefog/backend/message.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/thread/surrender.hpp>
 
 namespace bluefog::threads {
 
@@ -45,6 +47,7 @@ class fabric {
       : size_(size),
         lines_(static_cast<std::size_t>(size) * static_cast<std::size_t>(size) * channels),
         boxes_(static_cast<std::size_t>(size)),
+        surrendered_(static_cast<std::size_t>(size)),
         gone_(static_cast<std::size_t>(size)) {}
 
   [[nodiscard]] int size() const noexcept { return size_; }
@@ -56,14 +59,17 @@ class fabric {
     put(message, sender, receiver, &line::receives);
   }
 
-  /// Takes back what has not met its other half yet: afterwards nobody touches its memory.
-  void withdraw(const half_pointer& message, int sender, int receiver) {
-    auto& between = at(sender, receiver, message->tag.lane);
-    const std::scoped_lock lock(between.mutex);
-    std::erase(between.sends, message);
-    std::erase(between.receives, message);
-    between.waiting_sends = between.sends.size();
-    message->over = true;
+  /// Rank `rank` gives up the operation `tag`, of all ranks or of itself and `peer`: afterwards
+  /// nobody touches the memory of its messages. Who waits for one, now or later, fails for the
+  /// reason `why`, which may be null; messages to `rank` go nowhere.
+  void give_up(int rank, const message_tag& tag, int peer, const std::exception_ptr& why) {
+    const surrender given_up{tag, peer, reason(rank, why)};
+    surrendered_[static_cast<std::size_t>(rank)].add(given_up);
+    for (int other = 0; other < size_; ++other)
+      if (given_up.concerns(tag, other)) {
+        settle_given_up(at(rank, other, tag.lane), given_up, rank);
+        settle_given_up(at(other, rank, tag.lane), given_up, rank);
+      }
   }
 
   /// Drops messages to `receiver` that carry a number below `oldest`, which nobody will receive.
@@ -189,7 +195,12 @@ class fabric {
     }
     if (sends && message->tag.lane == channel::group)
       fail_passed(between, message->tag.oldest, sender, receiver);
-    // Asked after the message is in the line: `leave` either sees it there or is seen here.
+    // Asked after the message is in the line: `give_up` and `leave` either see it there or are seen
+    // here.
+    const int rank = sends ? sender : receiver;
+    const auto& peers = surrendered_[static_cast<std::size_t>(message->peer)];
+    if (const auto given_up = peers.find(message->tag, rank))
+      settle(between, *given_up, message->peer);
     if (gone_[static_cast<std::size_t>(message->peer)]) fail_all(between, message->peer);
     between.waiting_sends = between.sends.size();
   }
@@ -226,6 +237,36 @@ class fabric {
       });
   }
 
+  // Why a peer of `rank`, which gives up because of `why`, fails too.
+  [[nodiscard]] static std::exception_ptr reason(int rank, const std::exception_ptr& why) {
+    const std::string text = concat("rank ", rank, " gave it up");
+    if (!why) return std::make_exception_ptr(peer_error(text));
+    try {
+      std::rethrow_exception(why);
+    } catch (const mismatch_error& problem) {
+      return std::make_exception_ptr(mismatch_error(concat(text, ": ", problem.what())));
+    } catch (const std::exception& problem) {
+      return std::make_exception_ptr(peer_error(concat(text, ": ", problem.what())));
+    }
+  }
+
+  static void settle_given_up(line& between, const surrender& given_up, int rank) {
+    const std::scoped_lock lock(between.mutex);
+    settle(between, given_up, rank);
+    between.waiting_sends = between.sends.size();
+  }
+
+  // Ends the messages of an operation that `rank` has given up; only who receives from it is told.
+  static void settle(line& between, const surrender& given_up, int rank) {
+    for (auto* side : {&between.sends, &between.receives})
+      std::erase_if(*side, [&](const half_pointer& message) {
+        if (message->tag.number != given_up.tag.number) return false;
+        if (side == &between.receives && message->peer == rank) message->failure = given_up.why;
+        finish(*message);
+        return true;
+      });
+  }
+
   static void fail_waiting(line& between, int rank) {
     const std::scoped_lock lock(between.mutex);
     fail_all(between, rank);
@@ -235,6 +276,7 @@ class fabric {
   int size_;
   std::vector<line> lines_;
   std::vector<letter_box> boxes_;
+  std::vector<surrender_list> surrendered_;  // per rank
   std::vector<std::atomic<bool>> gone_;
   std::mutex subsets_mutex_;
   std::map<std::pair<std::uint64_t, std::vector<int>>, forming_subset> forming_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -16,29 +17,47 @@ namespace bluefog::threads {
 class operation {
  public:
   operation() = default;
+  /// Starts the messages.
   operation(std::shared_ptr<fabric> group, int rank, message_tag tag,
-            std::vector<half_pointer> receives, std::vector<half_pointer> sends) noexcept
+            std::vector<half_pointer> receives, std::vector<half_pointer> sends)
       : fabric_(std::move(group)),
         rank_(rank),
         tag_(tag),
         receives_(std::move(receives)),
-        sends_(std::move(sends)) {}
+        sends_(std::move(sends)) {
+    try {
+      for (const auto& message : receives_) fabric_->receive(message, message->peer, rank_);
+      for (const auto& message : sends_) fabric_->send(message, rank_, message->peer);
+    } catch (...) {  // what has started already must not outlive this
+      give_up(std::current_exception());
+      throw;
+    }
+  }
   operation(operation&&) noexcept = default;
-  operation& operator=(operation&&) noexcept = default;
+  operation& operator=(operation&& other) noexcept {
+    operation(std::move(other)).swap(*this);
+    return *this;
+  }
   operation(const operation&) = delete;
   operation& operator=(const operation&) = delete;
   ~operation() { abandon(); }
 
   [[nodiscard]] bool ready() {
     if (!fabric_) return true;
-    const auto over = [](const half_pointer& it) {
-      return it->over.load(std::memory_order_acquire);
-    };
-    if (!std::ranges::all_of(receives_, over) || !std::ranges::all_of(sends_, over)) return false;
-    const auto group = std::exchange(fabric_, nullptr);
+    bool all = true;
     for (const auto* side : {&receives_, &sends_})
-      for (const auto& message : *side)
-        if (message->failure) std::rethrow_exception(message->failure);
+      for (const auto& message : *side) {
+        if (!message->over.load(std::memory_order_acquire)) {
+          all = false;
+        } else if (message->failure) {
+          // The others need not wait, and must not touch memory that goes with this exception.
+          const auto failure = message->failure;
+          give_up(failure);
+          std::rethrow_exception(failure);
+        }
+      }
+    if (!all) return false;
+    const auto group = std::exchange(fabric_, nullptr);
     if (tag_.lane == channel::group)
       if (const auto stray = group->drop_strays(rank_, tag_.oldest))
         throw mismatch_error(concat("rank ", stray->sender, " sent a message of operation ",
@@ -47,9 +66,7 @@ class operation {
   }
 
   void abandon() noexcept {
-    if (!fabric_) return;
-    for (const auto& message : receives_) fabric_->withdraw(message, message->peer, rank_);
-    for (const auto& message : sends_) fabric_->withdraw(message, rank_, message->peer);
+    if (fabric_) give_up(nullptr);
   }
 
   [[nodiscard]] std::vector<int> waiting_for() const {
@@ -64,6 +81,21 @@ class operation {
   }
 
  private:
+  void swap(operation& other) noexcept {
+    std::swap(fabric_, other.fabric_);
+    std::swap(rank_, other.rank_);
+    std::swap(tag_, other.tag_);
+    std::swap(receives_, other.receives_);
+    std::swap(sends_, other.sends_);
+  }
+
+  // Afterwards nobody touches the memory of the messages, and the operation is complete.
+  void give_up(const std::exception_ptr& why) {
+    const auto group = std::exchange(fabric_, nullptr);
+    const auto& messages = receives_.empty() ? sends_ : receives_;
+    if (!messages.empty()) group->give_up(rank_, tag_, messages.front()->peer, why);
+  }
+
   std::shared_ptr<fabric> fabric_;  // null once complete
   int rank_ = 0;
   message_tag tag_;

@@ -45,7 +45,12 @@ void run_threads(int size, Body&& body, const communicator_options& options = {}
   {
     std::vector<std::jthread> ranks;
     ranks.reserve(failures.size());
-    for (int rank = 0; rank < size; ++rank) ranks.emplace_back(run_rank, rank);
+    try {
+      for (int rank = 0; rank < size; ++rank) ranks.emplace_back(run_rank, rank);
+    } catch (...) {  // no more threads: those that run must not wait for the others
+      for (auto rank = static_cast<int>(ranks.size()); rank < size; ++rank) group->leave(rank);
+      throw;
+    }
   }
   const auto cause = [](const std::exception_ptr& failure) {
     if (!failure) return false;
