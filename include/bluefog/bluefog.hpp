@@ -22,11 +22,7 @@
 #endif
 
 #ifdef BLUEFOG_HAS_TORCH
-#if __has_include(<bluefog/tensor.hpp>)
-#include <bluefog/tensor.hpp>
-#endif
-#if __has_include(<bluefog/optim.hpp>)
-#include <bluefog/optim.hpp>
-#endif
 #include <bluefog/nn.hpp>
+#include <bluefog/optim.hpp>
+#include <bluefog/tensor.hpp>
 #endif
