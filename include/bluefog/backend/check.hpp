@@ -159,9 +159,10 @@ task verify(operation_context<Backend> context, call_description call, std::vect
 template <backend Backend>
 task checked(operation_context<Backend> context, call_description call, std::vector<int> ranks,
              task work) {
-  if (!call.peer) co_await order::hold;
+  const bool ordered = !call.peer;
+  if (ordered) co_await order::hold;
   co_await verify(context, std::move(call), std::move(ranks));
-  co_await order::release;
+  if (ordered) co_await order::release;
   co_await std::move(work);
 }
 

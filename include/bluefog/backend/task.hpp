@@ -153,7 +153,7 @@ class task::promise_type {
   }
 
   [[nodiscard]] std::suspend_never await_transform(order change) noexcept {
-    outermost_->holds_order_ = change == order::hold;
+    outermost_->holds_ += change == order::hold ? 1 : -1;
     return {};
   }
 
@@ -168,7 +168,7 @@ class task::promise_type {
   std::coroutine_handle<> resume_ = handle_type::from_promise(*this);
   pending_reference pending_;
   std::exception_ptr problem_;  // thrown by `pending_`, to be rethrown inside the coroutine
-  bool holds_order_ = false;
+  int holds_ = 0;
 };
 
 inline bool task::advance() {
@@ -191,7 +191,7 @@ inline std::exception_ptr task::failure() const noexcept {
 }
 
 inline bool task::holds_order() const noexcept {
-  return handle_ && !handle_.done() && handle_.promise().holds_order_;
+  return handle_ && !handle_.done() && handle_.promise().holds_ > 0;
 }
 
 inline std::vector<int> task::waiting_for() const {
