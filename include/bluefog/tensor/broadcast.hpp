@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/request.hpp>
@@ -28,8 +29,9 @@ template <backend Backend>
                                              std::vector<at::Tensor> gradients) {
   auto sums = allreduce(comm, std::span<const at::Tensor>(gradients), reduce_op::sum);
   // Zeros that still depend on the sum: a second derivative is an operation of all ranks again.
-  if (comm.rank() != root)
-    for (at::Tensor& each : sums) each = each.masked_fill(each.isnan().logical_or(true), 0);
+  if (comm.rank() == root) return sums;
+  for (at::Tensor& each : sums)
+    each = each.masked_fill(at::ones({}, each.options().dtype(c10::kBool)), 0);
   return sums;
 }
 

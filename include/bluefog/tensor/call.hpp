@@ -110,9 +110,4 @@ request<at::Tensor> start_single(communicator<Backend>& comm, tensor_call<Make> 
   return {comm.driver(), std::move(started), std::move(call.results.front())};
 }
 
-/// One tensor as a list.
-[[nodiscard]] inline std::span<const at::Tensor> only(const at::Tensor& x) noexcept {
-  return {&x, 1};
-}
-
 }  // namespace bluefog::detail

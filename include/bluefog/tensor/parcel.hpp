@@ -79,6 +79,11 @@ inline void expects_target(std::string_view operation, const at::Tensor& x) {
   return at::from_blob(memory, x.sizes(), x.options().device(c10::kCPU).requires_grad(false));
 }
 
+/// One tensor as a list.
+[[nodiscard]] inline std::span<const at::Tensor> only(const at::Tensor& x) noexcept {
+  return {&x, 1};
+}
+
 /// Tensors that travel together: their elements in logical order, in one piece of host memory.
 ///
 /// One tensor whose memory already is like that lends it; everything else is copied: strided,
@@ -87,7 +92,8 @@ inline void expects_target(std::string_view operation, const at::Tensor& x) {
 class parcel {
  public:
   /// \param in       what to send; checked before.
-  /// \param targets  what gets the result, of the same shapes: other tensors, or `in` again.
+  /// \param targets  what gets the result, of the same shapes: other tensors, or `in` again; none if
+  ///                 the parcel is only sent.
   parcel(std::span<const at::Tensor> in, std::span<const at::Tensor> targets) {
     const c10::AutoGradMode no_graph(false);
     lay_out(in);

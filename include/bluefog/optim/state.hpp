@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <c10/core/GradMode.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/collective/arguments.hpp>
+#include <bluefog/collective/broadcast_object.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/core/error.hpp>
+
+namespace bluefog {
+
+namespace detail {
+
+[[nodiscard]] inline std::vector<std::byte> bytes_of_state(
+    const torch::optim::Optimizer& optimizer) {
+  torch::serialize::OutputArchive archive;
+  optimizer.save(archive);
+  std::vector<std::byte> bytes;
+  archive.save_to([&](const void* data, std::size_t size) {
+    const auto* begin = static_cast<const std::byte*>(data);
+    bytes.insert(bytes.end(), begin, begin + size);
+    return size;
+  });
+  return bytes;
+}
+
+inline void load_state(torch::optim::Optimizer& optimizer, const std::vector<std::byte>& bytes) {
+  auto before = std::exchange(optimizer.state(), {});
+  try {
+    torch::serialize::InputArchive archive;
+    archive.load_from(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    optimizer.load(archive);
+  } catch (const std::exception& problem) {
+    optimizer.state() = std::move(before);
+    throw mismatch_error(concat("broadcast_optimizer_state: what the root sent does not fit this "
+                                "rank's optimizer: ",
+                                problem.what()));
+  }
+}
+
+}  // namespace detail
+
+/// Overwrites an optimizer's options and state with those of the root.
+///
+/// Goes through libtorch's serialization: every option (the learning rate of every group, momenta)
+/// and all state (step counts, momentum buffers) are exact; state that the root does not have is
+/// gone afterwards. Collective: every rank must call it, in the same order as its other operations.
+///
+/// \param optimizer  of one kind, over parameters of the same shapes in the same groups, on every
+///                   rank.
+/// \param root       whose state; the same on every rank.
+/// \throws usage_error if there is no such rank; nothing was sent.
+/// \throws mismatch_error on a rank whose optimizer the root's state does not fit, which keeps its
+///         state; timeout_error, transport_error, peer_error.
+/// \note Costs a serialization on the root and two broadcasts: of the length and of the bytes.
+template <backend Backend>
+void broadcast_optimizer_state(communicator<Backend>& comm, torch::optim::Optimizer& optimizer,
+                               int root, const call_options& options = {}) {
+  constexpr std::string_view operation = "broadcast_optimizer_state";
+  detail::expects_rank(operation, comm, root, "root");
+  if (comm.size() == 1) return;
+  const c10::AutoGradMode no_graph(false);
+  const auto bytes = std::make_shared<std::vector<std::byte>>();
+  if (comm.rank() == root) *bytes = detail::bytes_of_state(optimizer);
+  comm.run(detail::describe(comm, operation, options, " from rank ", root), [&](auto context) {
+    return detail::broadcast_bytes_task(context, bytes, root);
+  });
+  if (comm.rank() != root) detail::load_state(optimizer, *bytes);
+}
+
+}  // namespace bluefog
