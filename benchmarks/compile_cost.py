@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs a user to include the library: processor time, memory and object size of a translation
+unit with <bluefog/bluefog.hpp> beside one with <torch/torch.h> alone, and of one with the headers that
+know nothing of torch.
+
+    compile_cost.py --build FOLDER    a configured build of the benchmarks, whose compiler flags are used
+
+Each file is compiled three times, in turn; of the processor time the median counts. Prints a table and one
+line of JSON per row."""
+
+import argparse
+import json
+import pathlib
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+
+TORCH_ALONE = "#include <torch/torch.h>\nint main() { torch::nn::Linear net(2, 2); }\n"
+WITH_BLUEFOG = """#include <torch/torch.h>
+#include <bluefog/bluefog.hpp>
+int main() {
+  bluefog::communicator<bluefog::mpi_backend> comm;
+  torch::nn::Linear net(2, 2);
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  bluefog::optim::adapt_with_combine optimizer(std::move(sgd), net, comm);
+  optimizer.step();
+}
+"""
+WITHOUT_TORCH = """#include <bluefog/communicator.hpp>
+#include <bluefog/collective.hpp>
+#include <bluefog/neighbor.hpp>
+#include <bluefog/thread.hpp>
+#include <bluefog/topology.hpp>
+int main() {}
+"""
+
+
+def flags_of(build):
+    """The compiler and its flags for a file that uses everything, as CMake would call it."""
+    commands = json.loads((build / "compile_commands.json").read_text())
+    for entry in commands:
+        if "averaging_kernels" in entry["file"]:
+            words = shlex.split(entry["command"])
+            break
+    else:
+        sys.exit("compile_cost: the build has no benchmark averaging_kernels")
+    while "g++" not in words[0] and "clang" not in words[0] and "c++" not in words[0]:
+        words = words[1:]  # a compiler launcher
+    kept = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in ("-o", "-c", "-MF", "-MT"):
+            skip = True
+        elif not word.startswith("-W") and word not in ("-MD", "-MMD"):
+            kept.append(word)
+    return kept
+
+
+def compile_once(words, source, target):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([*words, "-c", source, "-o", target], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def stripped_size(target):
+    subprocess.run(["strip", "--strip-unneeded", target], check=True)
+    return pathlib.Path(target).stat().st_size
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=pathlib.Path, required=True)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    words = flags_of(arguments.build)
+    include = pathlib.Path(__file__).resolve().parent.parent / "include"
+    words += [f"-I{include}", "-DBLUEFOG_HAS_MPI", "-DBLUEFOG_HAS_TORCH"]
+    words += shlex.split(subprocess.run(["mpicxx", "-showme:compile"], capture_output=True, text=True).stdout)
+    words += ["-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX"]
+
+    with tempfile.TemporaryDirectory() as folder:
+        files = {}
+        for name, text in (("torch alone", TORCH_ALONE), ("with bluefog", WITH_BLUEFOG),
+                           ("bluefog without torch", WITHOUT_TORCH)):
+            source = pathlib.Path(folder) / (name.replace(" ", "_") + ".cpp")
+            source.write_text(text)
+            files[name] = (str(source), str(source.with_suffix(".o")))
+        seconds = {name: [] for name in files}
+        for _ in range(arguments.repeats):
+            for name, (source, target) in files.items():
+                seconds[name].append(compile_once(words, source, target))
+        sizes = {name: stripped_size(target) for name, (_, target) in files.items()}
+
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratio = statistics.median(a / b for a, b in zip(seconds["with bluefog"], seconds["torch alone"]))
+    growth = sizes["with bluefog"] - sizes["torch alone"]
+    rows = [
+        {"id": "B21", "work": "processor time of a unit with bluefog", "peer": "torch/torch.h alone",
+         "value": round(ratio, 3), "target": "<= 1.10", "met": ratio <= 1.10},
+        {"id": "B21", "work": "stripped object size added, KiB", "peer": "torch/torch.h alone",
+         "value": round(growth / 1024, 1), "target": "<= 300", "met": growth <= 300 * 1024},
+        {"id": "B21", "work": "processor time of a unit without torch, s", "peer": "-",
+         "value": round(medians["bluefog without torch"], 2), "target": "<= 2",
+         "met": medians["bluefog without torch"] <= 2},
+    ]
+    for name in files:
+        print(f"{name:24} {medians[name]:7.2f} s processor time   {sizes[name] / 1024:9.1f} KiB")
+    for row in rows:
+        print(f"{row['work']:44} {row['value']:9} (target {row['target']}) {'met' if row['met'] else 'MISSED'}")
+    for row in rows:
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
