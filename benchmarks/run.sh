@@ -22,7 +22,8 @@ build="$root/build/benchmarks"
 cd "$root"
 say "Building the benchmarks in $build"
 cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBLUEFOG_BUILD_TESTS=OFF \
-  -DBLUEFOG_BUILD_EXAMPLES=OFF -DBLUEFOG_BUILD_BENCHMARKS=ON -DBLUEFOG_TORCH_PYTHON="$torch_python" >&2
+  -DBLUEFOG_BUILD_EXAMPLES=OFF -DBLUEFOG_BUILD_BENCHMARKS=ON -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
+  -DBLUEFOG_TORCH_PYTHON="$torch_python" >&2
 cmake --build "$build" >&2
 
 export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
