@@ -90,15 +90,27 @@ task reduce_among(operation_context<Backend> context, const_buffer in, mutable_b
   co_await shared;
 }
 
+/// Divides float32 or float64 values, so that an average is the sum divided by n on every backend,
+/// bit for bit: multiplying by 1/n is not.
+inline void divide(mutable_buffer values, int divisor) noexcept {
+  const auto each = [&]<class T>(T* first) {
+    for (std::int64_t i = 0; i < values.count; ++i) first[i] /= static_cast<T>(divisor);
+  };
+  if (values.type == dtype::float32)
+    each(reinterpret_cast<float*>(values.data));
+  else
+    each(reinterpret_cast<double*>(values.data));
+}
+
 /// The transport's own allreduce of all ranks.
 template <allreducing_backend Backend, class Owner>
 task reduce_natively(operation_context<Backend> context, const_buffer in, mutable_buffer out,
                      reduce_op op, [[maybe_unused]] Owner owner) {
   context.count_collective(allreduce_bytes(in.bytes(), context.size()));
-  const bool divide = op == reduce_op::average && !context.transport().reduces(op, in.type);
-  auto reduced = context.transport().allreduce(in, out, divide ? reduce_op::sum : op);
+  const bool average = op == reduce_op::average && !context.transport().reduces(op, in.type);
+  auto reduced = context.transport().allreduce(in, out, average ? reduce_op::sum : op);
   co_await reduced;
-  if (divide) kernel::scale(out, 1.0 / context.size());
+  if (average) divide(out, context.size());
 }
 
 /// Combines the values of all ranks, natively where the transport can.

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <bluefog/collective/allgather.hpp>
+#include <bluefog/collective/barrier.hpp>
+
+#include "collective/support.hpp"
+
+using namespace bluefog;
+using namespace bluefog_test;
+
+namespace {
+
+/// How much rank `rank` gives: nothing on some, differing on all.
+std::size_t share(int rank, std::size_t scale) {
+  return static_cast<std::size_t>(rank * rank % 5) * scale;
+}
+
+}  // namespace
+
+RANKS_TEST("allgather concatenates unequal parts in rank order, for every dtype",
+           "[collective][allgather]") {
+  for (const dtype type : dtypes)
+    with_type(type, [&]<class T>() {
+      for (const std::size_t scale : {0, 1, 3000}) {
+        std::vector<int> wanted;
+        for (int rank = 0; rank < comm.size(); ++rank)
+          for (std::size_t i = 0; i < share(rank, scale); ++i) wanted.push_back(sample(rank, i));
+        const auto convert = [](int value) {
+          if constexpr (std::is_same_v<T, bool>)
+            return value % 2 == 0;
+          else if constexpr (std::is_integral_v<T>)
+            return value;
+          else
+            return static_cast<float>(value);
+        };
+        const values<T> in(share(comm.rank(), scale),
+                           [&](std::size_t i) { return convert(sample(comm.rank(), i)); });
+        const values<T> expected(wanted.size(), [&](std::size_t i) { return convert(wanted[i]); });
+        values<T> out(wanted.size());
+        allgather(comm, in, out);
+        require(std::equal(out.begin(), out.end(), expected.begin(), expected.end()));
+        if constexpr (!std::is_same_v<T, bool>) {
+          const auto made = allgather(comm, in);
+          require(std::equal(made.begin(), made.end(), expected.begin(), expected.end()));
+        }
+      }
+    });
+}
+
+RANKS_TEST("allgather in flight gives what waiting gives", "[collective][allgather]") {
+  const std::vector<int> mine(share(comm.rank(), 7), comm.rank());
+  auto early = allgather_nonblocking(comm, mine);
+  auto late = allgather_nonblocking(comm, mine);
+  const auto now = allgather(comm, mine);
+  std::vector<int> out(now.size());
+  auto third = allgather_nonblocking(comm, mine, out);
+  third.wait();
+  require_equal(early.wait(), now);
+  require_equal(late.wait(), now);
+  require_equal(out, now);
+}
+
+RANKS_TEST("an output of another length on one rank is refused by all before data travels",
+           "[collective][allgather]") {
+  const int culprit = comm.size() - 1;
+  const std::vector<float> mine(2, 1.0F);
+  const auto total = 2 * static_cast<std::size_t>(comm.size());
+  std::vector<float> out(total + (comm.rank() == culprit ? 3 : 0));
+  const auto traffic = traffic_of(comm, [&] {
+    const auto text = require_throws<mismatch_error>([&] { allgather(comm, mine, out); });
+    require_contains(text, concat("rank ", culprit, " has room for ", total + 3, " elements"));
+    require_contains(text, comm.size() > 1 ? concat(" give ", total) : concat(" gives ", total));
+  });
+  require_equal(traffic.bytes_sent, 0);
+  out.resize(total);
+  allgather(comm, mine, out);
+  require(std::ranges::count(out, 1.0F) == static_cast<std::ptrdiff_t>(total));
+}
+
+RANKS_TEST("ranks whose further dimensions or types differ are all told so",
+           "[collective][allgather]") {
+  if (comm.size() == 1) return;
+  std::vector<float> mine(12);
+  const auto run = [&](detail::gather_shape shape) {
+    comm.run({.operation = "allgather"}, [&](auto context) {
+      return detail::allgather_task(
+          context, as_buffer(mine), shape,
+          [](std::span<const std::int64_t>) -> mutable_buffer {
+            throw rank_failure("nothing may be allocated");
+          },
+          nullptr);
+    });
+  };
+  auto text = require_throws<mismatch_error>([&] {
+    run(comm.rank() == 1 ? detail::gather_shape{3, {4}} : detail::gather_shape{2, {6}});
+  });
+  require_contains(text, "float32 [3, 4]");
+  require_contains(text, "float32 [2, 6]");
+  text = require_throws<mismatch_error>([&] {
+    if (comm.rank() == 1)
+      static_cast<void>(allgather(comm, std::vector<double>(2)));
+    else
+      static_cast<void>(allgather(comm, std::vector<float>(2)));
+  });
+  require_contains(text, "float64 [2]");
+  require_contains(text, "float32 [2]");
+  barrier(comm);
+}
+
+RANKS_TEST("rows without elements are still counted", "[collective][allgather]") {
+  std::vector<std::int64_t> rows;
+  comm.run({.operation = "allgather"}, [&](auto context) {
+    return detail::allgather_task(
+        context, {nullptr, 0, dtype::float32}, detail::gather_shape{comm.rank() + 1, {0, 4}},
+        [&rows](std::span<const std::int64_t> told) {
+          rows.assign(told.begin(), told.end());
+          return mutable_buffer{nullptr, 0, dtype::float32};
+        },
+        nullptr);
+  });
+  require_equal(rows.size(), static_cast<std::size_t>(comm.size()));
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    require_equal(rows[i], static_cast<std::int64_t>(i) + 1);
+}
+
+RANKS_TEST("an allgather counts n-1 times the own part as one message", "[collective][allgather]") {
+  const std::vector<float> mine(share(comm.rank(), 100) + 1);
+  const auto traffic = traffic_of(comm, [&] { static_cast<void>(allgather(comm, mine)); });
+  require_equal(traffic.bytes_sent, (comm.size() - 1) * static_cast<std::int64_t>(4 * mine.size()));
+  require_equal(traffic.messages_sent, comm.size() > 1 ? 1 : 0);
+  require(comm.size() == 1 || traffic.control_messages > 0, "sizes travel as control traffic");
+}
+
+RANKS_TEST("allgather refuses an output of another type", "[collective][allgather]") {
+  std::vector<float> x(1);
+  std::vector<double> y(static_cast<std::size_t>(comm.size()));
+  const auto text = require_throws<usage_error>([&] { allgather(comm, x, y); });
+  require_contains(text, "allgather: input is float32, output is float64");
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+#include <vector>
+
+#include <bluefog/collective.hpp>
+
+#include "collective/support.hpp"
+
+using namespace bluefog;
+using namespace bluefog_test;
+
+namespace {
+
+/// Requires that every rank throws an error that holds both texts, and that the ranks then go on.
+template <class Comm, class Act>
+void disagree(Comm& comm, const std::string& one, const std::string& other, Act act) {
+  const auto text = require_throws<mismatch_error>(act);
+  require_contains(text, one);
+  require_contains(text, other);
+  require_contains(text, "rank 1 calls");
+  std::vector<int> ones(3, 1);
+  allreduce(comm, ones, ones, reduce_op::sum);
+  require_equal(ones.front(), comm.size());
+}
+
+}  // namespace
+
+RANKS_TEST("check mode tells every rank what the others called", "[collective][check]") {
+  if (comm.size() == 1) return;
+  auto checked = with_options(comm, {.check = true});
+  const bool odd = comm.rank() == 1;
+  std::vector<float> x(odd ? 5 : 10, 1.0F);
+  std::vector<double> y(10, 1.0);
+
+  disagree(checked, "allreduce float32 [10] sum", "allreduce float32 [5] sum",
+           [&] { allreduce(checked, x, x, reduce_op::sum); });
+  disagree(checked, "broadcast float32 [10]", "broadcast float32 [5]",
+           [&] { broadcast(checked, x, 0); });
+  disagree(checked, "from rank 0", "from rank 1", [&] { broadcast(checked, y, odd ? 1 : 0); });
+  disagree(checked, "float64 [10] sum", "float64 [10] max",
+           [&] { allreduce(checked, y, y, odd ? reduce_op::max : reduce_op::sum); });
+  disagree(checked, "\"a\"", "\"b\"", [&] { barrier(checked, {.name = odd ? "b" : "a"}); });
+  disagree(checked, "rank 1 calls allreduce float64",
+           checked.size() > 2 ? "call barrier" : "calls barrier", [&] {
+             if (odd)
+               allreduce(checked, y, y, reduce_op::sum);
+             else
+               barrier(checked);
+           });
+  disagree(checked, "allgather float32 [any]", "allgather float64 [any]", [&] {
+    if (odd)
+      static_cast<void>(allgather(checked, x));
+    else
+      static_cast<void>(allgather(checked, y));
+  });
+  disagree(checked, "broadcast_object of type i", "broadcast_object of type d", [&] {
+    if (odd)
+      static_cast<void>(broadcast_object(checked, 1, 0));
+    else
+      static_cast<void>(broadcast_object(checked, 1.0, 0));
+  });
+  disagree(checked, "float64 [10] sum", "within machines", [&] {
+    allreduce(checked, y, y, reduce_op::sum, {.scope = odd ? scope::machine : scope::all});
+  });
+  require_equal(y, std::vector<double>(10, 1.0));  // a refused operation changes nothing
+}
+
+RANKS_TEST("check mode finds the operation that does not fit among many in flight",
+           "[collective][check]") {
+  if (comm.size() == 1) return;
+  auto checked = with_options(comm, {.check = true});
+  std::vector<std::vector<float>> x(8, std::vector<float>(4, 1.0F));
+  x[3].resize(comm.rank() == 1 ? 5 : 6);
+  std::vector<request<void>> requests;
+  for (auto& each : x)
+    requests.push_back(allreduce_nonblocking(checked, each, each, reduce_op::sum));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (i == 3)
+      require_contains(require_throws<mismatch_error>([&] { requests[i].wait(); }), "[5]");
+    else
+      requests[i].wait();
+    if (i != 3) require_equal(x[i][0], static_cast<float>(comm.size()));
+  }
+}
+
+RANKS_TEST("without check mode a message of another length is still never data",
+           "[collective][check]") {
+  if (comm.size() != 2) return;
+  std::vector<bfloat16> x(comm.rank() == 1 ? 5 : 10);  // a type that goes by messages everywhere
+  const auto text = require_throws<mismatch_error>([&] { allreduce(comm, x, x); });
+  require_contains(text, concat("rank ", 1 - comm.rank(), " sent"));
+  barrier(comm);
+}
