@@ -43,9 +43,10 @@ inline void load_state(torch::optim::Optimizer& optimizer, const std::vector<std
     optimizer.load(archive);
   } catch (const std::exception& problem) {
     optimizer.state() = std::move(before);
-    throw mismatch_error(concat("broadcast_optimizer_state: what the root sent does not fit this "
-                                "rank's optimizer: ",
-                                problem.what()));
+    throw mismatch_error(
+        concat("broadcast_optimizer_state: what the root sent does not fit this "
+               "rank's optimizer: ",
+               problem.what()));
   }
 }
 
@@ -73,9 +74,8 @@ void broadcast_optimizer_state(communicator<Backend>& comm, torch::optim::Optimi
   const c10::AutoGradMode no_graph(false);
   const auto bytes = std::make_shared<std::vector<std::byte>>();
   if (comm.rank() == root) *bytes = detail::bytes_of_state(optimizer);
-  comm.run(detail::describe(comm, operation, options, " from rank ", root), [&](auto context) {
-    return detail::broadcast_bytes_task(context, bytes, root);
-  });
+  comm.run(detail::describe(comm, operation, options, " from rank ", root),
+           [&](auto context) { return detail::broadcast_bytes_task(context, bytes, root); });
   if (comm.rank() != root) detail::load_state(optimizer, *bytes);
 }
 

@@ -51,8 +51,7 @@ void issue_allgather(communicator<Backend>& comm, const at::Tensor& x, const cal
   share_cores(comm);
   issue(std::move(description), [&](operation_context<Backend> context) {
     parcel values(only(x), {});
-    task work =
-        allgather_task(context, values.in(), result->shape(), room_in(result), values);
+    task work = allgather_task(context, values.in(), result->shape(), room_in(result), values);
     return then_take(std::move(work), result, place);
   });
 }
@@ -65,7 +64,8 @@ void issue_allgather(communicator<Backend>& comm, const at::Tensor& x, const cal
 /// same order as its other operations. The gradient is the sum over all ranks of the slices that
 /// belong to this one.
 ///
-/// \param x  dense, of any strides; the same type, number of dimensions and size but in the first on
+/// \param x  dense, of any strides; the same type, number of dimensions and size but in the first
+/// on
 ///           every rank; a tensor without dimensions counts as one row; a gradient required on all
 ///           ranks or none.
 /// \return the concatenation, contiguous (channels-last if x is).

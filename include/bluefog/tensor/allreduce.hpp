@@ -87,14 +87,14 @@ request<at::Tensor> allreduce_nonblocking(communicator<Backend>& comm, const at:
 }
 
 /// Combines a tensor of all ranks in place. \return x.
-/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad mode
+/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad
+/// mode
 ///         is on. After any other error the values of `x` are unspecified.
 template <backend Backend>
 at::Tensor allreduce_(communicator<Backend>& comm, const at::Tensor& x,
                       reduce_op op = reduce_op::average, const allreduce_options& options = {}) {
-  return detail::run_single(
-      comm,
-      detail::allreduce_call(comm, detail::only(x), op, options, detail::placement::in_place));
+  return detail::run_single(comm, detail::allreduce_call(comm, detail::only(x), op, options,
+                                                         detail::placement::in_place));
 }
 
 /// Starts an `allreduce_`. `x` must be left alone until the request is over.
@@ -102,9 +102,8 @@ template <backend Backend>
 request<at::Tensor> allreduce_nonblocking_(communicator<Backend>& comm, const at::Tensor& x,
                                            reduce_op op = reduce_op::average,
                                            const allreduce_options& options = {}) {
-  return detail::start_single(
-      comm,
-      detail::allreduce_call(comm, detail::only(x), op, options, detail::placement::in_place));
+  return detail::start_single(comm, detail::allreduce_call(comm, detail::only(x), op, options,
+                                                           detail::placement::in_place));
 }
 
 /// Combines many tensors in one operation: one message per element type, however many tensors.
@@ -113,8 +112,8 @@ request<at::Tensor> allreduce_nonblocking_(communicator<Backend>& comm, const at
 template <backend Backend>
 std::vector<at::Tensor> allreduce(communicator<Backend>& comm, std::span<const at::Tensor> tensors,
                                   reduce_op op, const allreduce_options& options) {
-  return detail::run(
-      comm, detail::allreduce_call(comm, tensors, op, options, detail::placement::apart));
+  return detail::run(comm,
+                     detail::allreduce_call(comm, tensors, op, options, detail::placement::apart));
 }
 
 /// Starts an `allreduce` of many tensors.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -43,9 +44,18 @@ class parameter_arena {
 
   parameter_arena() = default;
 
-  /// Moves the memory of `parameters` into the arena, in their order.
+  /// Moves the memory of `parameters`, each of them given once, into the arena, in their order.
+  /// \throws usage_error if two of them share their memory: they would no longer.
   explicit parameter_arena(const std::vector<named_tensor>& parameters) {
+    std::unordered_map<const void*, std::size_t> memory;
     for (const auto& [name, tensor] : parameters) {
+      if (tensor.numel() != 0) {
+        const auto [other, alone] = memory.emplace(tensor.data_ptr(), slots_.size());
+        expects(alone, "parameter_arena: parameters \"", slots_[other->second].name, "\" and \"",
+                name,
+                "\" are two tensors over one memory; to tie weights, register one tensor twice");
+      }
+      places_.emplace(tensor.unsafeGetTensorImpl(), slots_.size());
       auto& target = block_for(tensor);
       const auto aligned = round_up(target.count, alignment / tensor.element_size());
       slots_.push_back({name, tensor, static_cast<std::size_t>(&target - blocks_.data()), aligned,
@@ -60,6 +70,11 @@ class parameter_arena {
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
   [[nodiscard]] const std::string& name(std::size_t index) const { return slots_[index].name; }
   [[nodiscard]] const at::Tensor& tensor(std::size_t index) const { return slots_[index].tensor; }
+  /// \return the index of `tensor`, `size()` if it is not in the arena.
+  [[nodiscard]] std::size_t index_of(const at::Tensor& tensor) const {
+    const auto found = places_.find(tensor.unsafeGetTensorImpl());
+    return found != places_.end() ? found->second : size();
+  }
   /// \return where the parameter's elements are.
   [[nodiscard]] range range_of(std::size_t index) const {
     const slot& it = slots_[index];
@@ -102,10 +117,10 @@ class parameter_arena {
   }
 
   /// Takes back parameters whose memory has left the arena (after `torch::load`, `set_data` and the
-  /// like): their present values are copied in. Call it between steps, never between a forward and
-  /// the end of its backward.
-  /// \return how many had left.
-  /// \throws usage_error that names the parameter if its shape, dtype or device has changed.
+  /// like): their present values are copied in. A graph that saved one of them goes on with the
+  /// memory it knows, which holds the same values as long as nobody writes to it. \return how many
+  /// had left. \throws usage_error that names the parameter if its shape, dtype or device has
+  /// changed.
   std::size_t reattach() {
     std::size_t left = 0;
     for (auto& each : slots_) {
@@ -176,6 +191,7 @@ class parameter_arena {
 
   std::vector<piece> blocks_;
   std::vector<slot> slots_;
+  std::unordered_map<const void*, std::size_t> places_;
 };
 
 }  // namespace bluefog

@@ -63,7 +63,8 @@ template <backend Backend>
 /// Collective: every rank must call it, in the same order as its other operations. The gradient is
 /// the sum of all ranks' gradients at the root and zero elsewhere.
 ///
-/// \param x     dense, of any strides; the same type and shape on every rank, its values are read on
+/// \param x     dense, of any strides; the same type and shape on every rank, its values are read
+/// on
 ///              the root only; a gradient required on all ranks or none.
 /// \param root  whose values; the same on every rank.
 /// \return the root's values, laid out like x.
@@ -87,23 +88,22 @@ request<at::Tensor> broadcast_nonblocking(communicator<Backend>& comm, const at:
 }
 
 /// Overwrites a tensor with that of the root. \return x.
-/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad mode
+/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad
+/// mode
 ///         is on. After any other error the values of `x` are unspecified.
 template <backend Backend>
 at::Tensor broadcast_(communicator<Backend>& comm, const at::Tensor& x, int root,
                       const call_options& options = {}) {
-  return detail::run_single(
-      comm,
-      detail::broadcast_call(comm, detail::only(x), root, options, detail::placement::in_place));
+  return detail::run_single(comm, detail::broadcast_call(comm, detail::only(x), root, options,
+                                                         detail::placement::in_place));
 }
 
 /// Starts a `broadcast_`. `x` must be left alone until the request is over.
 template <backend Backend>
 request<at::Tensor> broadcast_nonblocking_(communicator<Backend>& comm, const at::Tensor& x,
                                            int root, const call_options& options = {}) {
-  return detail::start_single(
-      comm,
-      detail::broadcast_call(comm, detail::only(x), root, options, detail::placement::in_place));
+  return detail::start_single(comm, detail::broadcast_call(comm, detail::only(x), root, options,
+                                                           detail::placement::in_place));
 }
 
 /// Gives every rank many tensors of one, in one message. \return them, in the order of `tensors`.

@@ -46,7 +46,8 @@ class gathered {
   /// Has `transposed` called when the result is differentiated.
   void differentiate(std::string_view operation, adjoint::function transposed) {
     if (gradient())
-      node_ = make_adjoint(operation, std::span<const at::Tensor>(&like_, 1), std::move(transposed));
+      node_ =
+          make_adjoint(operation, std::span<const at::Tensor>(&like_, 1), std::move(transposed));
   }
 
   /// \return the rows of every contribution; filled once they are known.
@@ -84,8 +85,7 @@ class gathered {
   at::Tensor like_;
   gather_shape shape_;
   std::shared_ptr<adjoint> node_;
-  std::shared_ptr<std::vector<std::int64_t>> rows_ =
-      std::make_shared<std::vector<std::int64_t>>();
+  std::shared_ptr<std::vector<std::int64_t>> rows_ = std::make_shared<std::vector<std::int64_t>>();
   at::Tensor memory_;
 };
 

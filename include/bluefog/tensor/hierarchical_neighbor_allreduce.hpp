@@ -46,15 +46,14 @@ template <backend Backend, neighbor_links Links>
     return hierarchical_neighbor_allreduce(comm, std::span<const at::Tensor>(gradients),
                                            transposed(machines));
   });
-  return tensor_call{std::move(description), tensors.out,
-                     [tensors, own](operation_context<Backend> context) {
-                       auto parcels = parcels_by_type(tensors.in, tensors.out);
-                       std::vector<task> works;
-                       for (const parcel& each : parcels)
-                         works.push_back(
-                             hierarchical_task(context, each.in(), each.out(), own, nullptr));
-                       return in_sequence(std::move(works), std::move(parcels));
-                     }};
+  return tensor_call{
+      std::move(description), tensors.out, [tensors, own](operation_context<Backend> context) {
+        auto parcels = parcels_by_type(tensors.in, tensors.out);
+        std::vector<task> works;
+        for (const parcel& each : parcels)
+          works.push_back(hierarchical_task(context, each.in(), each.out(), own, nullptr));
+        return in_sequence(std::move(works), std::move(parcels));
+      }};
 }
 
 }  // namespace detail
@@ -73,16 +72,16 @@ template <backend Backend, neighbor_links Links>
 /// \param links  a `neighborhood` of machines, or a graph of `comm.machine_size()` machines
 ///               (`exponential` if left out).
 /// \return y_m, laid out like x.
-/// \throws usage_error if the tensor's type, layout or device is not supported, machines, weights or
+/// \throws usage_error if the tensor's type, layout or device is not supported, machines, weights
+/// or
 ///         the graph's size are wrong, or the machines have different numbers of ranks; nothing was
 ///         sent.
 /// \throws timeout_error, transport_error, mismatch_error, peer_error; x is then unchanged.
 template <backend Backend, neighbor_links Links = neighborhood>
-at::Tensor hierarchical_neighbor_allreduce(communicator<Backend>& comm, const at::Tensor& x, const Links& links,
-                              const call_options& options = {}) {
-  return detail::run_single(
-      comm, detail::hierarchical_call(comm, detail::only(x), links, options,
-                                            detail::placement::apart));
+at::Tensor hierarchical_neighbor_allreduce(communicator<Backend>& comm, const at::Tensor& x,
+                                           const Links& links, const call_options& options = {}) {
+  return detail::run_single(comm, detail::hierarchical_call(comm, detail::only(x), links, options,
+                                                            detail::placement::apart));
 }
 
 /// Averages a tensor over the static exponential graph of machines.
@@ -91,32 +90,34 @@ at::Tensor hierarchical_neighbor_allreduce(communicator<Backend>& comm, const at
   return hierarchical_neighbor_allreduce(comm, x, topology::exponential(comm.machine_size()));
 }
 
-/// Starts a `hierarchical_neighbor_allreduce`. The values of `x` must not change before the request is over.
+/// Starts a `hierarchical_neighbor_allreduce`. The values of `x` must not change before the request
+/// is over.
 template <backend Backend, neighbor_links Links = neighborhood>
-request<at::Tensor> hierarchical_neighbor_allreduce_nonblocking(communicator<Backend>& comm, const at::Tensor& x,
-                                                   const Links& links,
-                                                   const call_options& options = {}) {
-  return detail::start_single(
-      comm, detail::hierarchical_call(comm, detail::only(x), links, options,
-                                            detail::placement::apart));
+request<at::Tensor> hierarchical_neighbor_allreduce_nonblocking(communicator<Backend>& comm,
+                                                                const at::Tensor& x,
+                                                                const Links& links,
+                                                                const call_options& options = {}) {
+  return detail::start_single(comm, detail::hierarchical_call(comm, detail::only(x), links, options,
+                                                              detail::placement::apart));
 }
 
 /// Starts averaging over the static exponential graph of machines.
 template <backend Backend>
 request<at::Tensor> hierarchical_neighbor_allreduce_nonblocking(communicator<Backend>& comm,
-                                                   const at::Tensor& x) {
-  return hierarchical_neighbor_allreduce_nonblocking(comm, x, topology::exponential(comm.machine_size()));
+                                                                const at::Tensor& x) {
+  return hierarchical_neighbor_allreduce_nonblocking(comm, x,
+                                                     topology::exponential(comm.machine_size()));
 }
 
 /// Averages a tensor hierarchically in place. \return x.
-/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad mode
+/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad
+/// mode
 ///         is on.
 template <backend Backend, neighbor_links Links = neighborhood>
-at::Tensor hierarchical_neighbor_allreduce_(communicator<Backend>& comm, const at::Tensor& x, const Links& links,
-                               const call_options& options = {}) {
-  return detail::run_single(
-      comm, detail::hierarchical_call(comm, detail::only(x), links, options,
-                                            detail::placement::in_place));
+at::Tensor hierarchical_neighbor_allreduce_(communicator<Backend>& comm, const at::Tensor& x,
+                                            const Links& links, const call_options& options = {}) {
+  return detail::run_single(comm, detail::hierarchical_call(comm, detail::only(x), links, options,
+                                                            detail::placement::in_place));
 }
 
 /// Averages a tensor over the static exponential graph of machines, in place.
@@ -128,18 +129,19 @@ at::Tensor hierarchical_neighbor_allreduce_(communicator<Backend>& comm, const a
 /// Starts a `hierarchical_neighbor_allreduce_`. `x` must be left alone until the request is over.
 template <backend Backend, neighbor_links Links = neighborhood>
 request<at::Tensor> hierarchical_neighbor_allreduce_nonblocking_(communicator<Backend>& comm,
-                                                    const at::Tensor& x, const Links& links,
-                                                    const call_options& options = {}) {
-  return detail::start_single(
-      comm, detail::hierarchical_call(comm, detail::only(x), links, options,
-                                            detail::placement::in_place));
+                                                                 const at::Tensor& x,
+                                                                 const Links& links,
+                                                                 const call_options& options = {}) {
+  return detail::start_single(comm, detail::hierarchical_call(comm, detail::only(x), links, options,
+                                                              detail::placement::in_place));
 }
 
 /// Starts averaging over the static exponential graph of machines, in place.
 template <backend Backend>
 request<at::Tensor> hierarchical_neighbor_allreduce_nonblocking_(communicator<Backend>& comm,
-                                                    const at::Tensor& x) {
-  return hierarchical_neighbor_allreduce_nonblocking_(comm, x, topology::exponential(comm.machine_size()));
+                                                                 const at::Tensor& x) {
+  return hierarchical_neighbor_allreduce_nonblocking_(comm, x,
+                                                      topology::exponential(comm.machine_size()));
 }
 
 /// Averages many tensors hierarchically: one message per element type and neighbour, however many.
@@ -147,29 +149,30 @@ request<at::Tensor> hierarchical_neighbor_allreduce_nonblocking_(communicator<Ba
 /// \return the results, in the order of `tensors`.
 template <backend Backend, neighbor_links Links>
 std::vector<at::Tensor> hierarchical_neighbor_allreduce(communicator<Backend>& comm,
-                                           std::span<const at::Tensor> tensors, const Links& links,
-                                           const call_options& options) {
-  return detail::run(comm, detail::hierarchical_call(comm, tensors, links, options,
-                                                           detail::placement::apart));
+                                                        std::span<const at::Tensor> tensors,
+                                                        const Links& links,
+                                                        const call_options& options) {
+  return detail::run(
+      comm, detail::hierarchical_call(comm, tensors, links, options, detail::placement::apart));
 }
 
 /// Starts a `hierarchical_neighbor_allreduce` of many tensors.
 template <backend Backend, neighbor_links Links = neighborhood>
-request<std::vector<at::Tensor>> hierarchical_neighbor_allreduce_nonblocking(communicator<Backend>& comm,
-                                                                std::span<const at::Tensor> tensors,
-                                                                const Links& links,
-                                                                const call_options& options = {}) {
-  return detail::start(comm, detail::hierarchical_call(comm, tensors, links, options,
-                                                             detail::placement::apart));
+request<std::vector<at::Tensor>> hierarchical_neighbor_allreduce_nonblocking(
+    communicator<Backend>& comm, std::span<const at::Tensor> tensors, const Links& links,
+    const call_options& options = {}) {
+  return detail::start(
+      comm, detail::hierarchical_call(comm, tensors, links, options, detail::placement::apart));
 }
 
 /// Averages many tensors hierarchically in place. \return the tensors.
 template <backend Backend, neighbor_links Links = neighborhood>
 std::vector<at::Tensor> hierarchical_neighbor_allreduce_(communicator<Backend>& comm,
-                                            std::span<const at::Tensor> tensors, const Links& links,
-                                            const call_options& options = {}) {
-  return detail::run(comm, detail::hierarchical_call(comm, tensors, links, options,
-                                                           detail::placement::in_place));
+                                                         std::span<const at::Tensor> tensors,
+                                                         const Links& links,
+                                                         const call_options& options = {}) {
+  return detail::run(
+      comm, detail::hierarchical_call(comm, tensors, links, options, detail::placement::in_place));
 }
 
 /// Starts a `hierarchical_neighbor_allreduce_` of many tensors.
@@ -177,8 +180,8 @@ template <backend Backend, neighbor_links Links = neighborhood>
 request<std::vector<at::Tensor>> hierarchical_neighbor_allreduce_nonblocking_(
     communicator<Backend>& comm, std::span<const at::Tensor> tensors, const Links& links,
     const call_options& options = {}) {
-  return detail::start(comm, detail::hierarchical_call(comm, tensors, links, options,
-                                                             detail::placement::in_place));
+  return detail::start(
+      comm, detail::hierarchical_call(comm, tensors, links, options, detail::placement::in_place));
 }
 
 }  // namespace bluefog

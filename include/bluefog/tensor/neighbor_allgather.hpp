@@ -48,8 +48,7 @@ task scatter_sum_task(operation_context<Backend> context, const_buffer in,
   auto exchange = context.exchange();
   std::int64_t begin = 0;
   for (std::size_t i = 0; i < lengths.size(); ++i) {
-    if (lengths[i] > 0)
-      exchange.send(in.slice(begin, lengths[i]), links.destinations[i].rank);
+    if (lengths[i] > 0) exchange.send(in.slice(begin, lengths[i]), links.destinations[i].rank);
     begin += lengths[i];
   }
   std::vector<scratch_pool::block> arrived;
@@ -95,8 +94,8 @@ template <backend Backend>
   comm.run(std::move(description), [&](operation_context<Backend> context) {
     const parcel slices(only(gradient), {});
     const parcel result(only(sum), only(sum));
-    task work = scatter_sum_task(context, slices.in(), lengths, result.out(), transposed(links),
-                                 slices);
+    task work =
+        scatter_sum_task(context, slices.in(), lengths, result.out(), transposed(links), slices);
     return then_deliver(std::move(work), result);
   });
   return sum;
@@ -109,8 +108,7 @@ void issue_neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x, 
   constexpr std::string_view operation = "neighbor_allgather";
   const neighborhood own = links_of(operation, comm, links);
   const auto result = std::make_shared<gathered>(operation, x);
-  auto description =
-      check_neighbor_gather(comm, result->outline(), result->shape(), own, options);
+  auto description = check_neighbor_gather(comm, result->outline(), result->shape(), own, options);
   if (comm.checks() && result->gradient()) description.agreement += " with gradient";
   result->differentiate(operation, [&comm, own, rows = result->rows(),
                                     sizes = x.sizes().vec()](std::vector<at::Tensor> gradients) {
@@ -119,8 +117,8 @@ void issue_neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x, 
   share_cores(comm);
   issue(std::move(description), [&](operation_context<Backend> context) {
     parcel values(only(x), {});
-    task work = neighbor_allgather_task(context, values.in(), result->shape(), own,
-                                        room_in(result), values);
+    task work = neighbor_allgather_task(context, values.in(), result->shape(), own, room_in(result),
+                                        values);
     return then_take(std::move(work), result, place);
   });
 }
@@ -130,9 +128,9 @@ void issue_neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x, 
 /// Concatenates a tensor of neighbours along the first dimension, without one's own.
 ///
 /// The order is that of `links.sources`, ascending for a graph; weights play no part. The first
-/// dimension may differ from rank to rank. Collective: every rank must call it, in the same order as
-/// its other operations. The gradient is the transposed exchange: every rank gets its slices back
-/// from its destinations, and their sum.
+/// dimension may differ from rank to rank. Collective: every rank must call it, in the same order
+/// as its other operations. The gradient is the transposed exchange: every rank gets its slices
+/// back from its destinations, and their sum.
 ///
 /// \param x      as in `allgather`.
 /// \param links  a `neighborhood`, or a graph of `comm.size()` ranks (`exponential` if left out).
@@ -145,10 +143,9 @@ template <backend Backend, neighbor_links Links>
 at::Tensor neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x, const Links& links,
                               const call_options& options) {
   const auto place = std::make_shared<at::Tensor>();
-  detail::issue_neighbor_allgather(comm, x, links, options, place,
-                                   [&](auto description, auto make) {
-                                     comm.run(std::move(description), std::move(make));
-                                   });
+  detail::issue_neighbor_allgather(
+      comm, x, links, options, place,
+      [&](auto description, auto make) { comm.run(std::move(description), std::move(make)); });
   return std::move(*place);
 }
 

@@ -47,13 +47,13 @@ template <backend Backend, neighbor_links Links>
   tensors.differentiate(operation, [&comm, own](std::vector<at::Tensor> gradients) {
     return neighbor_allreduce(comm, std::span<const at::Tensor>(gradients), transposed(own));
   });
-  return tensor_call{std::move(description), tensors.out,
-                     [tensors, own](operation_context<Backend> context) {
-                       parcel values(tensors.in, tensors.out);
-                       task work = mix_task(context, values.input(), values.output(),
-                                            values.layout(), own, nullptr);
-                       return then_deliver(std::move(work), std::move(values));
-                     }};
+  return tensor_call{
+      std::move(description), tensors.out, [tensors, own](operation_context<Backend> context) {
+        parcel values(tensors.in, tensors.out);
+        task work =
+            mix_task(context, values.input(), values.output(), values.layout(), own, nullptr);
+        return then_deliver(std::move(work), std::move(values));
+      }};
 }
 
 }  // namespace detail
@@ -70,7 +70,8 @@ template <backend Backend, neighbor_links Links>
 ///               gradient required on all or none.
 /// \param links  a `neighborhood`, or a graph of `comm.size()` ranks (`exponential` if left out).
 /// \return y_i, laid out like x.
-/// \throws usage_error if the tensor's type, layout or device is not supported, or ranks, weights or
+/// \throws usage_error if the tensor's type, layout or device is not supported, or ranks, weights
+/// or
 ///         the graph's size are wrong; nothing was sent.
 /// \throws timeout_error, transport_error, mismatch_error, peer_error; x is then unchanged.
 /// \note A contiguous tensor on the CPU travels without a copy, others are copied first. backward()
@@ -78,9 +79,9 @@ template <backend Backend, neighbor_links Links>
 template <backend Backend, neighbor_links Links = neighborhood>
 at::Tensor neighbor_allreduce(communicator<Backend>& comm, const at::Tensor& x, const Links& links,
                               const call_options& options = {}) {
-  return detail::run_single(
-      comm, detail::neighbor_allreduce_call(comm, detail::only(x), links, options,
-                                            detail::placement::apart));
+  return detail::run_single(comm,
+                            detail::neighbor_allreduce_call(comm, detail::only(x), links, options,
+                                                            detail::placement::apart));
 }
 
 /// Averages a tensor over the static exponential graph.
@@ -94,9 +95,9 @@ template <backend Backend, neighbor_links Links = neighborhood>
 request<at::Tensor> neighbor_allreduce_nonblocking(communicator<Backend>& comm, const at::Tensor& x,
                                                    const Links& links,
                                                    const call_options& options = {}) {
-  return detail::start_single(
-      comm, detail::neighbor_allreduce_call(comm, detail::only(x), links, options,
-                                            detail::placement::apart));
+  return detail::start_single(comm,
+                              detail::neighbor_allreduce_call(comm, detail::only(x), links, options,
+                                                              detail::placement::apart));
 }
 
 /// Starts averaging over the static exponential graph.
@@ -107,14 +108,15 @@ request<at::Tensor> neighbor_allreduce_nonblocking(communicator<Backend>& comm,
 }
 
 /// Averages a tensor with those of neighbours in place. \return x.
-/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad mode
+/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad
+/// mode
 ///         is on.
 template <backend Backend, neighbor_links Links = neighborhood>
 at::Tensor neighbor_allreduce_(communicator<Backend>& comm, const at::Tensor& x, const Links& links,
                                const call_options& options = {}) {
-  return detail::run_single(
-      comm, detail::neighbor_allreduce_call(comm, detail::only(x), links, options,
-                                            detail::placement::in_place));
+  return detail::run_single(comm,
+                            detail::neighbor_allreduce_call(comm, detail::only(x), links, options,
+                                                            detail::placement::in_place));
 }
 
 /// Averages a tensor over the static exponential graph, in place.
@@ -128,9 +130,9 @@ template <backend Backend, neighbor_links Links = neighborhood>
 request<at::Tensor> neighbor_allreduce_nonblocking_(communicator<Backend>& comm,
                                                     const at::Tensor& x, const Links& links,
                                                     const call_options& options = {}) {
-  return detail::start_single(
-      comm, detail::neighbor_allreduce_call(comm, detail::only(x), links, options,
-                                            detail::placement::in_place));
+  return detail::start_single(comm,
+                              detail::neighbor_allreduce_call(comm, detail::only(x), links, options,
+                                                              detail::placement::in_place));
 }
 
 /// Starts averaging over the static exponential graph, in place.

@@ -34,19 +34,19 @@ template <backend Backend>
   const tensor_arguments tensors("pair_gossip", in, where);
   call_description description;
   for (const const_buffer& values : outlines(tensors.in))
-    description = check_pair(comm, values, values, peer, links.self_weight,
-                             links.sources[0].weight, options);
+    description =
+        check_pair(comm, values, values, peer, links.self_weight, links.sources[0].weight, options);
   describe_tensors(comm, description, tensors);
   tensors.differentiate("pair_gossip", [&comm, peer, links](std::vector<at::Tensor> gradients) {
     return mix_in_pair(comm, gradients, peer, transposed(links));
   });
-  return tensor_call{std::move(description), tensors.out,
-                     [tensors, links](operation_context<Backend> context) {
-                       parcel values(tensors.in, tensors.out);
-                       task work = mix_task(context, values.input(), values.output(),
-                                            values.layout(), links, nullptr);
-                       return then_deliver(std::move(work), std::move(values));
-                     }};
+  return tensor_call{
+      std::move(description), tensors.out, [tensors, links](operation_context<Backend> context) {
+        parcel values(tensors.in, tensors.out);
+        task work =
+            mix_task(context, values.input(), values.output(), values.layout(), links, nullptr);
+        return then_deliver(std::move(work), std::move(values));
+      }};
 }
 
 template <backend Backend>
@@ -94,7 +94,8 @@ request<at::Tensor> pair_gossip_nonblocking(communicator<Backend>& comm, const a
 }
 
 /// Averages a tensor with that of one other rank in place. \return x.
-/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad mode
+/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad
+/// mode
 ///         is on.
 template <backend Backend>
 at::Tensor pair_gossip_(communicator<Backend>& comm, const at::Tensor& x, int peer,
@@ -125,10 +126,9 @@ std::vector<at::Tensor> pair_gossip(communicator<Backend>& comm,
                                     std::span<const at::Tensor> tensors, int peer,
                                     double self_weight = 0.5, double peer_weight = 0.5,
                                     const call_options& options = {}) {
-  return detail::run(comm,
-                     detail::pair_call(comm, tensors, peer,
-                                       detail::pair_links(peer, self_weight, peer_weight), options,
-                                       detail::placement::apart));
+  return detail::run(comm, detail::pair_call(comm, tensors, peer,
+                                             detail::pair_links(peer, self_weight, peer_weight),
+                                             options, detail::placement::apart));
 }
 
 /// Averages many tensors with those of one other rank in place. \return the tensors.
@@ -137,10 +137,9 @@ std::vector<at::Tensor> pair_gossip_(communicator<Backend>& comm,
                                      std::span<const at::Tensor> tensors, int peer,
                                      double self_weight = 0.5, double peer_weight = 0.5,
                                      const call_options& options = {}) {
-  return detail::run(comm,
-                     detail::pair_call(comm, tensors, peer,
-                                       detail::pair_links(peer, self_weight, peer_weight), options,
-                                       detail::placement::in_place));
+  return detail::run(comm, detail::pair_call(comm, tensors, peer,
+                                             detail::pair_links(peer, self_weight, peer_weight),
+                                             options, detail::placement::in_place));
 }
 
 }  // namespace bluefog

@@ -51,7 +51,8 @@ template <module_or_holder Model>
 ///
 /// Collective: every rank must call it, in the same order as its other operations.
 ///
-/// \param parameters  changed in place, also where they require a gradient; types and shapes are the
+/// \param parameters  changed in place, also where they require a gradient; types and shapes are
+/// the
 ///                    same on every rank.
 /// \param root        whose values; the same on every rank.
 /// \throws as `broadcast_`.
@@ -74,7 +75,8 @@ void broadcast_parameters(communicator<Backend>& comm, const Model& model, int r
 /// Tensors of other types, such as counters, are left as they are on each rank. Collective: every
 /// rank must call it, in the same order as its other operations.
 ///
-/// \param parameters  changed in place, also where they require a gradient; types and shapes are the
+/// \param parameters  changed in place, also where they require a gradient; types and shapes are
+/// the
 ///                    same on every rank.
 /// \throws as `allreduce_`.
 template <backend Backend>

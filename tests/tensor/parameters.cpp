@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+
+#include <bluefog/optim/state.hpp>
+#include <bluefog/tensor/parameters.hpp>
+
+#include "tensor/support.hpp"
+
+using namespace bluefog_test;
+
+namespace {
+
+struct network_impl : torch::nn::Module {
+  torch::nn::Linear linear{3, 2};
+  torch::nn::BatchNorm1d norm{2};
+  network_impl() {
+    register_module("linear", linear);
+    register_module("norm", norm);
+    register_buffer("mask", at::zeros({2}, at::kBool));
+  }
+};
+
+}  // namespace
+
+// Fills parameters and buffers of `model` with what belongs to `rank`.
+static void fill(torch::nn::Module& model, int rank) {
+  const at::NoGradGuard no_grad;
+  for (auto& x : model.parameters()) x.copy_(sample(rank, x.sizes()));
+  for (auto& x : model.buffers()) x.copy_(sample(rank, x.sizes()));
+}
+
+static std::vector<at::Tensor> all_of(const torch::nn::Module& model) {
+  auto all = model.parameters();
+  for (const auto& x : model.buffers()) all.push_back(x);
+  return all;
+}
+
+RANKS_TEST("broadcast_parameters gives every rank the root's parameters and buffers",
+           "[tensor][parameters]") {
+  const int root = comm.size() / 2;
+  for (const bool by_holder : {true, false}) {
+    network_impl model;
+    fill(model, comm.rank());
+    const auto holder = std::shared_ptr<network_impl>(&model, [](auto*) {});
+    if (by_holder)
+      bluefog::broadcast_parameters(comm, holder, root);
+    else
+      bluefog::broadcast_parameters(comm, model, root);
+    for (const auto& x : all_of(model)) require_tensor(x, sample(root, x.sizes(), x.scalar_type()));
+  }
+  const torch::nn::Linear linear(2, 2);
+  bluefog::broadcast_parameters(comm, linear, root);
+  const auto parameters = linear->parameters();
+  require(parameters[0].requires_grad() && parameters[0].is_leaf());
+  fill(*linear, comm.rank());
+  bluefog::broadcast_parameters(comm, parameters, root);
+  require_tensor(parameters[0], sample(root, {2, 2}, at::kFloat));
+}
+
+RANKS_TEST("allreduce_parameters averages what is floating and leaves counters alone",
+           "[tensor][parameters]") {
+  network_impl model;
+  fill(model, comm.rank());
+  bluefog::allreduce_parameters(comm, model);
+  for (const auto& x : all_of(model)) {
+    const auto own = sample(comm.rank(), x.sizes(), x.scalar_type());
+    if (x.is_floating_point())
+      require_tensor(x, samples(comm.size(), x.sizes()).mean(0).to(at::kFloat), 1e-6);
+    else
+      require_tensor(x, own);
+  }
+}
+
+static void train(torch::optim::Optimizer& optimizer, int steps, int rank) {
+  for (int step = 0; step < steps; ++step) {
+    for (auto& group : optimizer.param_groups())
+      for (auto& x : group.params()) x.mutable_grad() = sample(rank + step, x.sizes(), at::kFloat);
+    optimizer.step();
+  }
+}
+
+RANKS_TEST("broadcast_optimizer_state makes options and state exact, and empty state empty",
+           "[optim][state]") {
+  const int rank = comm.rank();
+  for (const int steps_of_root : {0, 3}) {
+    torch::nn::Linear model(3, 2);
+    fill(*model, 0);
+    std::vector<torch::optim::OptimizerParamGroup> groups{{{model->weight}}, {{model->bias}}};
+    torch::optim::Adam adam(groups, torch::optim::AdamOptions(0.125 / (rank + 1)));
+    static_cast<torch::optim::AdamOptions&>(adam.param_groups()[1].options())
+        .lr(0.5 + rank)
+        .weight_decay(0.25 * rank)
+        .amsgrad(rank == 0);
+    if (rank == 0)
+      train(adam, steps_of_root, 7);
+    else
+      train(adam, rank, rank);
+    fill(*model, 0);
+    bluefog::broadcast_optimizer_state(comm, adam, 0);
+    const auto& options =
+        static_cast<const torch::optim::AdamOptions&>(adam.param_groups()[1].options());
+    require_equal(options.lr(), 0.5);
+    require_equal(options.weight_decay(), 0.0);
+    require(options.amsgrad());
+    require_equal(
+        static_cast<const torch::optim::AdamOptions&>(adam.param_groups()[0].options()).lr(),
+        0.125);
+    require_equal(adam.state().size(), steps_of_root == 0 ? std::size_t{0} : std::size_t{2});
+
+    // From here on all ranks do exactly what the root would have done alone.
+    train(adam, 2, 1);
+    for (const auto& x : model->parameters())
+      require_tensor(x, bluefog::broadcast(comm, x.detach(), 0));
+    fill(*model, 0);
+    torch::nn::Linear alone(3, 2);
+    fill(*alone, 0);
+    std::vector<torch::optim::OptimizerParamGroup> same{{{alone->weight}}, {{alone->bias}}};
+    torch::optim::Adam reference(same, torch::optim::AdamOptions(0.125));
+    static_cast<torch::optim::AdamOptions&>(reference.param_groups()[1].options())
+        .lr(0.5)
+        .amsgrad(true);
+    train(reference, steps_of_root, 7);
+    train(reference, 2, 1);
+    fill(*alone, 0);
+    train(reference, 1, 2);
+    train(adam, 1, 2);
+    require_tensor(model->weight, alone->weight);
+    require_tensor(model->bias, alone->bias);
+  }
+  torch::nn::Linear model(3, 2);
+  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.5 + rank).momentum(0.5));
+  train(sgd, 1, rank);
+  bluefog::broadcast_optimizer_state(comm, sgd, comm.size() - 1);
+  require_equal(sgd.param_groups()[0].options().get_lr(), 0.5 + comm.size() - 1);
+  require_throws<bluefog::usage_error>(
+      [&] { bluefog::broadcast_optimizer_state(comm, sgd, comm.size()); });
+}
+
+RANKS_TEST("an optimizer that the root's state does not fit keeps its own", "[optim][state]") {
+  torch::nn::Linear model(3, 2);
+  auto parameters = model->parameters();
+  if (comm.rank() == 1) parameters.pop_back();
+  torch::optim::SGD sgd(parameters, torch::optim::SGDOptions(0.5).momentum(0.5));
+  train(sgd, 1, 0);
+  if (comm.rank() == 1)
+    require_contains(require_throws<bluefog::mismatch_error>(
+                         [&] { bluefog::broadcast_optimizer_state(comm, sgd, 0); }),
+                     "does not fit");
+  else
+    bluefog::broadcast_optimizer_state(comm, sgd, 0);
+  require_equal(sgd.state().size(), parameters.size());
+}
