@@ -43,13 +43,14 @@ class adapt_then_combine : public detail::averaging_optimizer<Inner, Backend, To
                      Topology topology, adapt_then_combine_options options = {})
       : base(std::move(inner), model, make(comm, std::move(topology), options)) {}
 
-  /// Averages with one peer per step: dynamic Exponential-2.
+  /// Averages with one peer (or one machine) per step: dynamic Exponential-2.
   template <module_like Model>
     requires std::same_as<Topology, topology::one_peer_exponential>
   adapt_then_combine(Inner inner, const Model& model, communicator<Backend>& comm,
                      adapt_then_combine_options options = {})
       : base(std::move(inner), model,
-             make(comm, topology::one_peer_exponential(comm.size()), options)) {}
+             make(comm, topology::one_peer_exponential(detail::places(comm, options.communication)),
+                  options)) {}
 
   /// Adapts, then combines if this step is to communicate.
   /// \param closure  evaluates the loss, with gradients; called once, first.
@@ -61,22 +62,14 @@ class adapt_then_combine : public detail::averaging_optimizer<Inner, Backend, To
     this->refresh();
     if (!shared.counter().due()) {
       Inner::step();
+      shared.counter().stepped();
       return loss;
     }
-    const auto ranges = shared.ranges();
-    shared.mixing().begin();
     if constexpr (detail::steps_parameters_apart<Inner>) {
-      detail::partial_step partial(this->param_groups(), shared.arena(), ranges);
-      for (std::size_t i = 0; i < ranges.size(); ++i) {
-        partial.select(i);
-        Inner::step();
-        shared.mixing().send(shared.arena(), ranges[i]);
-      }
-      partial.select(ranges.size());  // what does not travel
-      Inner::step();
+      step_by_parts();
     } else {
       Inner::step();
-      for (const auto& range : ranges) shared.mixing().send(shared.arena(), range);
+      shared.send_all();
     }
     shared.apply();
     return loss;
@@ -85,16 +78,37 @@ class adapt_then_combine : public detail::averaging_optimizer<Inner, Backend, To
  private:
   using shared_type = typename base::shared_type;
 
+  void step_by_parts() {
+    const auto& arena = this->shared().arena();
+    auto& mixing = this->shared().mixing();
+    const auto ranges = this->shared().ranges();
+    detail::partial_step partial(this->param_groups(), arena, ranges);
+    mixing.begin();
+    try {
+      for (std::size_t i = 0; i < ranges.size(); ++i) {
+        partial.select(i);
+        Inner::step();
+        mixing.send(arena, ranges[i]);
+      }
+      partial.select(ranges.size());  // what does not travel
+      Inner::step();
+    } catch (...) {
+      mixing.drop();
+      throw;
+    }
+  }
+
   [[nodiscard]] static std::shared_ptr<shared_type> make(
       communicator<Backend>& comm, Topology topology, const adapt_then_combine_options& options) {
     constexpr auto name = "adapt_then_combine";
-    detail::expects_passes(name, "backward_passes_per_step", options.backward_passes_per_step);
-    detail::expects_bucket(name, options.bucket_bytes);
     return std::make_shared<shared_type>(
-        detail::mixer<Backend, Topology>(name, comm, std::move(topology), options.communication),
-        detail::pass_counter(name, "backward_passes_per_step", options.backward_passes_per_step,
-                             options.on_miscount),
-        options.bucket_bytes, /*starts_early=*/false, name);
+        detail::averaging_plan{.optimizer = name,
+                               .counter = {name, "backward_passes_per_step",
+                                           options.backward_passes_per_step, options.on_miscount},
+                               .passes = detail::counted::backwards,
+                               .bucket_bytes = options.bucket_bytes,
+                               .starts_early = false},
+        comm, std::move(topology), options.communication);
   }
 };
 

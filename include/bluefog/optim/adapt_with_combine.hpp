@@ -50,13 +50,14 @@ class adapt_with_combine : public detail::averaging_optimizer<Inner, Backend, To
                      Topology topology, adapt_with_combine_options options = {})
       : base(std::move(inner), model, make(comm, std::move(topology), options)) {}
 
-  /// Averages with one peer per step: dynamic Exponential-2.
+  /// Averages with one peer (or one machine) per step: dynamic Exponential-2.
   template <module_like Model>
     requires std::same_as<Topology, topology::one_peer_exponential>
   adapt_with_combine(Inner inner, const Model& model, communicator<Backend>& comm,
                      adapt_with_combine_options options = {})
       : base(std::move(inner), model,
-             make(comm, topology::one_peer_exponential(comm.size()), options)) {}
+             make(comm, topology::one_peer_exponential(detail::places(comm, options.communication)),
+                  options)) {}
 
   /// Combines, if this step is to communicate, then adapts.
   /// \param closure  evaluates the loss, with gradients; called once, first.
@@ -65,14 +66,14 @@ class adapt_with_combine : public detail::averaging_optimizer<Inner, Backend, To
     const at::Tensor loss = this->run(closure);
     auto& shared = this->shared();
     shared.step_began();
-    const bool communicates = shared.counter().due();
-    if (!shared.mixing().started()) this->refresh();
-    if (communicates) {
+    this->refresh();
+    if (shared.counter().due()) {
       shared.send_all();
       shared.apply();
       this->refresh();  // parameters added or reloaded while the others were on their way
     }
     Inner::step();
+    shared.counter().stepped();
     return loss;
   }
 
@@ -82,14 +83,15 @@ class adapt_with_combine : public detail::averaging_optimizer<Inner, Backend, To
   [[nodiscard]] static std::shared_ptr<shared_type> make(
       communicator<Backend>& comm, Topology topology, const adapt_with_combine_options& options) {
     constexpr auto name = "adapt_with_combine";
-    detail::expects_passes(name, "num_steps_per_communication",
-                           options.num_steps_per_communication);
-    detail::expects_bucket(name, options.bucket_bytes);
     return std::make_shared<shared_type>(
-        detail::mixer<Backend, Topology>(name, comm, std::move(topology), options.communication),
-        detail::pass_counter(name, "num_steps_per_communication",
-                             options.num_steps_per_communication, options.on_miscount),
-        options.bucket_bytes, options.start == start::after_forward, name);
+        detail::averaging_plan{
+            .optimizer = name,
+            .counter = {name, "num_steps_per_communication", options.num_steps_per_communication,
+                        options.on_miscount},
+            .passes = detail::counted::forwards,
+            .bucket_bytes = options.bucket_bytes,
+            .starts_early = options.start == start::after_forward},
+        comm, std::move(topology), options.communication);
   }
 };
 

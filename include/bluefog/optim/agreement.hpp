@@ -26,7 +26,7 @@ concept parameter_list = requires(const T& list, std::size_t index) {
   { list.tensor(index) } -> std::same_as<const at::Tensor&>;
 };
 
-/// One line per parameter: all that has to be equal on every rank.
+/// One line per parameter: what has to be equal on every rank.
 template <parameter_list List>
 [[nodiscard]] std::vector<std::string> describe_parameters(const List& arena) {
   std::vector<std::string> lines;
@@ -61,7 +61,8 @@ void expect_equal_parameters(std::string_view optimizer, communicator<Backend>& 
   const auto own = describe_parameters(parameters);
   const auto root = broadcast_object(comm, own, 0);
   std::string verdict = first_difference(root, own, comm.rank());
-  verdict.resize(length);
+  verdict.resize(length - 1);
+  verdict.resize(length);  // zeros behind the text end it
   std::vector<std::uint8_t> all(length * static_cast<std::size_t>(comm.size()));
   comm.run({.operation = "parameter check"}, [&](auto context) {
     return gather_equal(context, std::vector<std::uint8_t>(verdict.begin(), verdict.end()), &all);

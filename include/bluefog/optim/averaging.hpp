@@ -28,6 +28,18 @@
 
 namespace bluefog::optim::detail {
 
+/// What passes are to an averaging wrapper.
+enum class counted : std::uint8_t { forwards, backwards };
+
+/// How an averaging wrapper counts and sends.
+struct averaging_plan {
+  std::string_view optimizer;  ///< the wrapper's name; static storage
+  pass_counter counter;
+  counted passes;
+  std::int64_t bucket_bytes;
+  bool starts_early;  ///< sends when the last pass of a window is counted, not in the step
+};
+
 /// What the averaging wrappers share: the parameters, who averages with whom, and the count of
 /// passes. The hooks of the parameters point to it, so it stays at one address.
 template <backend Backend, averaging_topology Topology>
@@ -35,15 +47,13 @@ class averaging final : public gradient_listener {
  public:
   using groups = std::vector<torch::optim::OptimizerParamGroup>;
 
-  averaging(mixer<Backend, Topology> mixing, pass_counter counter, std::int64_t bucket_bytes,
-            bool starts_early, std::string_view optimizer)
-      : counter_(counter),
-        bucket_bytes_(bucket_bytes),
-        starts_early_(starts_early),
-        optimizer_(optimizer),
-        mixer_(std::move(mixing)) {}
+  averaging(averaging_plan plan, communicator<Backend>& comm, Topology topology,
+            communication_type type)
+      : plan_(std::move(plan)), mixer_(plan_.optimizer, comm, std::move(topology), type) {
+    expects_bucket(plan_.optimizer, plan_.bucket_bytes);
+  }
 
-  [[nodiscard]] pass_counter& counter() noexcept { return counter_; }
+  [[nodiscard]] pass_counter& counter() noexcept { return plan_.counter; }
   [[nodiscard]] mixer<Backend, Topology>& mixing() noexcept { return mixer_; }
   [[nodiscard]] const parameter_arena& arena() const noexcept { return arena_; }
 
@@ -52,14 +62,16 @@ class averaging final : public gradient_listener {
              const std::shared_ptr<averaging>& self) {
     names_ = named_parameters(all, module);
     rebuild(all, self);
-    expect_equal_parameters(optimizer_, mixer_.comm(), arena_);
+    expect_equal_parameters(plan_.optimizer, mixer_.comm(), arena_);
   }
 
-  /// Between steps: takes in parameters that were added, unfrozen, reloaded or replaced.
+  /// Between steps: takes in parameters that were added, unfrozen, reloaded or replaced. Does
+  /// nothing while parameters are on their way.
   void refresh(const groups& all, const std::shared_ptr<averaging>& self) {
+    if (mixer_.started()) return;
     if (signature(all) != signature_) {
       for (const auto& added : named_parameters(all, torch::nn::Module()))
-        if (index_of(added.tensor) == arena_.size()) names_.push_back(added);
+        if (arena_.index_of(added.tensor) == arena_.size()) names_.push_back(added);
       rebuild(all, self);
     } else {
       arena_.reattach();
@@ -68,54 +80,58 @@ class averaging final : public gradient_listener {
 
   /// A forward of the model was made in training.
   void forward_passed() {
+    if (plan_.passes == counted::backwards) return;
     by_forwards_ = true;
-    pass("forward");
+    any_pass_ = true;
+    counter().count("forward");
+    pass();
   }
-  void backward_began() override {
-    if (!by_forwards_) pass("backward");
+  void backward_began(int number, bool anew) override {
+    if (by_forwards_) return;
+    if (anew) counter().forget_foreign();
+    any_pass_ = true;
+    counter().count_backward(number);
+    pass();
   }
   void gradient_ready(std::size_t /*index*/) override {}
 
   /// Makes a step count as a pass where there was no other sign of one: gradients set by hand.
   void step_began() {
-    if (!any_pass_) counter_.count("step");
+    if (!any_pass_) counter().count("step");
   }
 
   /// \return the runs of parameters that travel.
   [[nodiscard]] std::vector<parameter_arena::range> ranges() const {
-    return arena_.ranges(bucket_bytes_,
+    return arena_.ranges(plan_.bucket_bytes,
                          [&](std::size_t i) { return arena_.tensor(i).requires_grad(); });
   }
 
   /// Sends all parameters, unless that has happened since the last communication.
   void send_all() {
     if (mixer_.started()) return;
+    arena_.reattach();
     mixer_.begin();
-    for (const auto& range : ranges()) mixer_.send(arena_, range);
+    try {
+      for (const auto& range : ranges()) mixer_.send(arena_, range);
+    } catch (...) {
+      mixer_.drop();
+      throw;
+    }
   }
 
   /// Combines what `send_all` has sent for, and begins to count anew. Unchanged parameters if it
   /// fails.
   void apply() {
-    counter_.reset();
+    counter().reset();
     const c10::AutoGradMode no_grad(false);
     mixer_.apply();
     for (std::size_t i = 0; i < arena_.size(); ++i)
       if (arena_.tensor(i).requires_grad()) arena_.tensor(i).unsafeGetTensorImpl()->bump_version();
   }
 
-  /// \return the index in the arena of the tensor, `arena().size()` if it is not there.
-  [[nodiscard]] std::size_t index_of(const at::Tensor& tensor) const {
-    for (std::size_t i = 0; i < arena_.size(); ++i)
-      if (arena_.tensor(i).is_same(tensor)) return i;
-    return arena_.size();
-  }
-
  private:
-  void pass(std::string_view kind) {
-    any_pass_ = true;
-    counter_.count(kind);
-    if (starts_early_ && counter_.just_due()) send_all();
+  void pass() {
+    if (plan_.starts_early && counter().just_due()) send_all();
   }
 
   void rebuild(const groups& all, const std::shared_ptr<averaging>& self) {
@@ -135,16 +151,13 @@ class averaging final : public gradient_listener {
     return result;
   }
 
-  pass_counter counter_;
-  bool by_forwards_ = false;
+  averaging_plan plan_;
+  bool by_forwards_ = false;  // from the first call of forward() on
   bool any_pass_ = false;
-  std::int64_t bucket_bytes_;
-  bool starts_early_;
-  std::string_view optimizer_;
   std::vector<named_tensor> names_;
   std::vector<std::pair<const void*, bool>> signature_;
   parameter_arena arena_;
-  mixer<Backend, Topology> mixer_;  // after the arena, whose memory its transfers read
+  mixer<Backend, Topology> mixer_;
   gradient_watch watch_;
 };
 

@@ -29,6 +29,7 @@ class averaging_optimizer : public Inner {
   template <module_like Model, class... Inputs>
   decltype(auto) forward(Model& model, Inputs&&... inputs) {
     const bool counts = module_of(model).is_training() && c10::GradMode::is_enabled();
+    if (counts) refresh();
     if constexpr (std::is_void_v<decltype(call_forward(model, std::forward<Inputs>(inputs)...))>) {
       call_forward(model, std::forward<Inputs>(inputs)...);
       if (counts) shared_->forward_passed();
@@ -64,9 +65,15 @@ class averaging_optimizer : public Inner {
   }
   /// Averages the parameters now, whatever has been counted, and begins to count anew. Collective.
   void flush() {
-    if (!shared_->mixing().started()) shared_->refresh(this->param_groups(), shared_);
+    refresh();
     shared_->send_all();
     shared_->apply();
+  }
+  /// As the user's optimizer's; backwards that only other optimizers stepped on are then forgotten.
+  void zero_grad(bool set_to_none = true) {
+    shared_->counter().forget_foreign();
+    refresh();
+    Inner::zero_grad(set_to_none);
   }
 
   /// Adds parameters, which are averaged from the next communication on. The same on every rank.

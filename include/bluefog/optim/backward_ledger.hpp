@@ -18,17 +18,17 @@ class backward_ledger {
  public:
   /// Notes that the backwards with these numbers have been stepped on.
   static void consume(const std::vector<int>& backwards) {
+    if (backwards.empty()) return;
     const std::scoped_lock lock(mutex_);
     for (const int each : backwards) consumed_.push_back(each);
     constexpr std::size_t kept = 1024;
     while (consumed_.size() > kept) consumed_.pop_front();
   }
 
-  /// \return whether all of them have been stepped on.
-  [[nodiscard]] static bool consumed(const std::vector<int>& backwards) {
+  /// \return whether backward `number` has been stepped on.
+  [[nodiscard]] static bool consumed(int number) {
     const std::scoped_lock lock(mutex_);
-    return std::ranges::all_of(
-        backwards, [](int each) { return std::ranges::find(consumed_, each) != consumed_.end(); });
+    return std::ranges::find(consumed_, number) != consumed_.end();
   }
 
  private:

@@ -63,12 +63,16 @@ class gradient_allreduce : public Inner {
   /// Calls the model's forward and returns what it returns.
   template <module_like Model, class... Inputs>
   decltype(auto) forward(Model& model, Inputs&&... inputs) {
+    refresh();
     return call_forward(model, std::forward<Inputs>(inputs)...);
   }
 
   /// Waits until the gradients are those of all ranks; applies nothing. Collective. Between this
   /// and `step()` is where gradients are clipped.
-  void synchronize() { shared_->synchronize(); }
+  void synchronize() {
+    refresh();
+    shared_->synchronize();
+  }
 
   /// `{ auto guard = optimizer.skip_synchronize(); optimizer.step(); }` after `synchronize()`.
   skip_guard skip_synchronize() noexcept { return skip_guard(*skip_); }
@@ -83,14 +87,14 @@ class gradient_allreduce : public Inner {
       loss = closure();
     }
     shared_->step_began();
-    if (!shared_->synchronized()) shared_->refresh(this->param_groups(), shared_);
+    refresh();
     if (!shared_->counter().due() && !shared_->synchronized()) {
       const auto policy = shared_->options().partial_window;
       expects(policy != partial_window::error, "gradient_allreduce: step() after ",
               shared_->counter().passes(), " of ", shared_->counter().wanted(), " backwards");
       if (policy == partial_window::local) {
         Inner::step();
-        shared_->note_local_step();
+        shared_->local_step_taken();
         return loss;
       }
     }
@@ -109,7 +113,9 @@ class gradient_allreduce : public Inner {
   /// Ends a window that was cut short, e.g. by the end of an epoch: reduces and steps. Collective.
   void flush() {
     if (shared_->counter().passes() == 0 && !shared_->local_steps()) return;
+    refresh();
     if (shared_->local_steps()) {
+      if (shared_->counter().pending() > 0) Inner::step();
       shared_->average_parameters();
     } else {
       shared_->synchronize();
@@ -121,6 +127,7 @@ class gradient_allreduce : public Inner {
   /// As the user's optimizer's. \throws usage_error if a backward would be lost that no step used.
   void zero_grad(bool set_to_none = true) {
     shared_->expect_nothing_lost();
+    refresh();
     Inner::zero_grad(set_to_none);
   }
 
@@ -132,6 +139,11 @@ class gradient_allreduce : public Inner {
   void reset_passes() { shared_->window_ended(); }
 
  private:
+  // Takes in what has become of the parameters, unless gradients are just what they should be.
+  void refresh() {
+    if (!shared_->synchronized()) shared_->refresh(this->param_groups(), shared_);
+  }
+
   void warn_of_missing_guard() {
     if (std::exchange(*warned_, true)) return;
     log::write(log_level::warning,

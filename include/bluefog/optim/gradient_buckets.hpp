@@ -13,11 +13,11 @@
 #include <ATen/ops/zeros.h>
 
 #include <bluefog/backend/concepts.hpp>
-#include <bluefog/backend/request.hpp>
 #include <bluefog/collective/allreduce.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/optim/options.hpp>
+#include <bluefog/optim/transfer.hpp>
 #include <bluefog/tensor/arena.hpp>
 #include <bluefog/tensor/dtype.hpp>
 #include <bluefog/tensor/part.hpp>
@@ -54,7 +54,7 @@ class gradient_buckets {
       }
       bucket& last = buckets_.back();
       places_[i] = {buckets_.size() - 1, last.count, last.members.size(), false};
-      last.members.push_back({i, parameters[i].name, parameter});
+      last.members.push_back({i, parameters[i].name, parameter, parameter.scalar_type()});
       last.count += parameter.numel();
       last.bytes += bytes;
     }
@@ -69,7 +69,17 @@ class gradient_buckets {
     }
   }
 
-  [[nodiscard]] std::size_t size() const noexcept { return buckets_.size(); }
+  /// \throws usage_error that names a parameter whose dtype, device or shape has changed.
+  void expect_unchanged() const {
+    for (const bucket& each : buckets_)
+      for (const member& it : each.members)
+        expects(it.parameter.scalar_type() == it.type && it.parameter.device() == each.device &&
+                    it.parameter.sizes() == it.slot.sizes(),
+                "gradient_allreduce: parameter \"", it.name, "\" was ", it.type, " ",
+                it.slot.sizes(), " on ", each.device, " when it was wrapped and is ",
+                it.parameter.scalar_type(), " ", it.parameter.sizes(), " on ",
+                it.parameter.device(), " now; wrap the optimizer after converting the model");
+  }
   /// \return whether anything has been put in or sent since `collect`.
   [[nodiscard]] bool busy() const noexcept { return busy_; }
 
@@ -81,15 +91,20 @@ class gradient_buckets {
     if (where.filled) return;
     bucket& target = buckets_[where.bucket];
     const member& owner = target.members[where.member];
-    const at::Tensor gradient = dense(owner.parameter.grad(), owner.name);
+    at::Tensor gradient = dense(owner.parameter.grad(), owner.name);
     at::Tensor slot = owner.slot;
     if (gradient.defined()) {
-      if (slot.data_ptr() != gradient.data_ptr()) slot.copy_(gradient);
+      if (slot.data_ptr() == gradient.data_ptr() && slot.numel() != 0) {
+        // Accumulated on top of the last result: this rank's sum must survive the reduction.
+        gradient = gradient.clone();
+        at::Tensor(owner.parameter).mutable_grad() = gradient;
+      }
+      slot.copy_(gradient);
       if (options_.predivide != 1) slot.div_(options_.predivide);
     } else {
       slot.zero_();
     }
-    target.flag(where.member).fill_(gradient.defined() ? 1 : 0);
+    target.flag(where.member).fill_(gradient.defined() ? 1 : 0);  // summed or averaged along
     where.filled = true;
     busy_ = true;
     --target.missing;
@@ -142,6 +157,7 @@ class gradient_buckets {
     std::size_t index;
     std::string name;
     at::Tensor parameter;
+    at::ScalarType type;
     at::Tensor slot = {};  // over its part of the bucket, shaped and laid out like the parameter
   };
   struct bucket {
@@ -190,7 +206,7 @@ class gradient_buckets {
 
   void wait() {
     std::exception_ptr failure;
-    for (auto& each : flights_) try {
+    for (transfer& each : flights_) try {
         each.wait();
       } catch (...) {
         if (!failure) failure = std::current_exception();
@@ -208,7 +224,7 @@ class gradient_buckets {
   std::vector<bucket> buckets_;
   std::size_t sent_ = 0;
   bool busy_ = false;
-  std::vector<request<void>> flights_;
+  std::vector<transfer> flights_;
 };
 
 }  // namespace bluefog::optim::detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <string_view>
@@ -9,7 +10,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -18,7 +18,6 @@
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/log.hpp>
 #include <bluefog/optim/agreement.hpp>
-#include <bluefog/optim/backward_ledger.hpp>
 #include <bluefog/optim/gradient_buckets.hpp>
 #include <bluefog/optim/gradient_watch.hpp>
 #include <bluefog/optim/options.hpp>
@@ -41,7 +40,6 @@ class gradient_reducer final : public gradient_listener {
         options_(options),
         counter_(name, "backward_passes_per_step", options.backward_passes_per_step,
                  options.on_miscount) {
-    expects_passes(name, "backward_passes_per_step", options.backward_passes_per_step);
     expects_bucket(name, options.bucket_bytes);
     expects(options.op == reduce_op::average || options.op == reduce_op::sum, name,
             ": gradients can be averaged or summed, got ", options.op);
@@ -61,7 +59,10 @@ class gradient_reducer final : public gradient_listener {
 
   /// Between steps: takes in parameters that were added, frozen or unfrozen, on all ranks alike.
   void refresh(const groups& all, const std::shared_ptr<gradient_reducer>& self) {
-    if (signature(all) == signature_) return;
+    if (signature(all) == signature_) {
+      buckets_.expect_unchanged();
+      return;
+    }
     for (const auto& added : named_parameters(all, torch::nn::Module())) {
       const auto same = [&](const at::Tensor& known) { return known.is_same(added.tensor); };
       if (!std::ranges::any_of(names_, same, &named_tensor::tensor)) names_.push_back(added);
@@ -70,15 +71,15 @@ class gradient_reducer final : public gradient_listener {
     rebuild(all, self);
   }
 
-  void backward_began() override {
+  void backward_began(int number, bool anew) override {
     synchronized_ = false;
+    if (anew) forget_foreign();
     if (buckets_.busy()) {  // one backward too many: what was sent lacks it, so it is sent again
       buckets_.discard();
       resend_ = true;
     }
-    counter_.count("backward");
-    pending_.push_back(torch::autograd::get_current_graph_task_id());
     any_pass_ = true;
+    counter_.count_backward(number);
   }
 
   void gradient_ready(std::size_t index) override {
@@ -91,20 +92,30 @@ class gradient_reducer final : public gradient_listener {
   [[nodiscard]] bool synchronized() const noexcept { return synchronized_; }
   /// \return whether a local step was made since the last communication.
   [[nodiscard]] bool local_steps() const noexcept { return local_steps_; }
-  void note_local_step() noexcept { local_steps_ = true; }
+  /// A step was taken with the gradients of this rank alone.
+  void local_step_taken() {
+    if (counter_.pending() > 0) local_steps_ = true;  // else they were equal on all ranks
+    counter_.stepped();
+  }
 
   /// Makes a step count as a pass where there was no other sign of one: gradients set by hand.
   void step_began() {
     if (!any_pass_) counter_.count("step");
   }
 
-  /// Reduces what is not yet reduced and leaves the results in place.
+  /// Reduces what is not yet reduced and leaves the results in place. If it fails, the window is
+  /// over.
   void synchronize() {
     if (synchronized_) return;
     const c10::AutoGradMode no_grad(false);
     const int passes = options_.average_aggregated_gradients ? std::max(1, counter_.passes()) : 1;
-    buckets_.put_rest(*comm_);
-    buckets_.collect(passes);
+    try {
+      buckets_.put_rest(*comm_);
+      buckets_.collect(passes);
+    } catch (...) {
+      window_ended();
+      throw;
+    }
     synchronized_ = true;
   }
 
@@ -115,9 +126,9 @@ class gradient_reducer final : public gradient_listener {
       if (tensor.requires_grad()) average_in_place(tensor);
   }
 
-  /// A step has used the gradients.
+  /// A step has used the gradients, or they are given up.
   void window_ended() {
-    backward_ledger::consume(std::exchange(pending_, {}));
+    if (buckets_.busy()) buckets_.discard();
     counter_.reset();
     synchronized_ = false;
     resend_ = false;
@@ -126,14 +137,13 @@ class gradient_reducer final : public gradient_listener {
 
   /// Before gradients are cleared. \throws usage_error if that would lose a backward.
   void expect_nothing_lost() {
-    if (pending_.empty() || local_steps_ || synchronized_) return;
-    expects(backward_ledger::consumed(pending_), name, ": zero_grad() would lose ", pending_.size(),
-            pending_.size() == 1 ? " backward" : " backwards",
-            " that no step() has used; call step(), or synchronize() first");
-    buckets_.discard();
-    pending_.clear();
-    counter_.reset();
-    resend_ = false;
+    if (synchronized_) return window_ended();
+    forget_foreign();
+    const std::size_t lost = counter_.pending();
+    expects(lost == 0, name, ": zero_grad() would lose ", lost,
+            lost == 1 ? " backward" : " backwards",
+            " that no step() has used; call step(), or synchronize() first; reset_passes() gives "
+            "them up");
   }
 
  private:
@@ -148,6 +158,15 @@ class gradient_reducer final : public gradient_listener {
     return {items};
   }
 
+  // Drops backwards that only other optimizers stepped on.
+  void forget_foreign() {
+    const std::size_t before = counter_.pending();
+    counter_.forget_foreign();
+    if (before == 0 || counter_.pending() > 0) return;
+    if (buckets_.busy()) buckets_.discard();
+    resend_ = false;
+  }
+
   void average_in_place(const at::Tensor& tensor) {
     at::Tensor values =
         tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
@@ -159,6 +178,7 @@ class gradient_reducer final : public gradient_listener {
                                                         scope::all, values);
                });
     if (!values.is_alias_of(tensor)) tensor.detach().copy_(values);
+    tensor.unsafeGetTensorImpl()->bump_version();
   }
 
   void rebuild(const groups& all, const std::shared_ptr<gradient_reducer>& self) {
@@ -184,7 +204,6 @@ class gradient_reducer final : public gradient_listener {
   pass_counter counter_;
   std::vector<named_tensor> names_;
   std::vector<std::pair<const void*, bool>> signature_;
-  std::vector<int> pending_;  // backwards that no step has used
   bool any_pass_ = false;
   bool synchronized_ = false;
   bool resend_ = false;

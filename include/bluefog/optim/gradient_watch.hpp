@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -21,7 +22,10 @@ class gradient_listener {
  public:
   virtual ~gradient_listener() = default;
   /// A backward has reached the first of the watched parameters.
-  virtual void backward_began() = 0;
+  /// \param number  the autograd engine's, unique in this process.
+  /// \param anew    whether its gradient is another tensor than after the backward before, because
+  ///                gradients have been cleared in between.
+  virtual void backward_began(int number, bool anew) = 0;
   /// The gradient of parameter `index` is complete for this backward.
   virtual void gradient_ready(std::size_t index) = 0;
 };
@@ -52,7 +56,8 @@ class gradient_watch {
   void add(const at::Tensor& parameter, std::size_t index) {
     // Keeping the node alive keeps the hook: the parameter itself holds it weakly.
     auto node = torch::autograd::impl::grad_accumulator(parameter);
-    const auto key = node->add_post_hook(std::make_unique<hook>(sequence_, index));
+    const auto key = node->add_post_hook(
+        std::make_unique<hook>(sequence_, parameter.unsafeGetTensorImpl(), index));
     watched_.emplace_back(std::move(node), key);
   }
 
@@ -65,23 +70,33 @@ class gradient_watch {
 
   class hook final : public torch::autograd::FunctionPostHook {
    public:
-    hook(std::shared_ptr<sequence> shared, std::size_t index)
-        : shared_(std::move(shared)), index_(index) {}
+    hook(std::shared_ptr<sequence> shared, at::TensorImpl* parameter, std::size_t index)
+        : shared_(std::move(shared)), parameter_(parameter), index_(index) {}
 
     torch::autograd::variable_list operator()(
         const torch::autograd::variable_list& outputs,
         const torch::autograd::variable_list& /*inputs*/) override {
       if (const auto listener = shared_->listener.lock()) {
+        const auto& gradient = parameter_->mutable_grad();
+        // A weak reference keeps the address from being taken by another tensor.
+        const bool anew =
+            last_.use_count() == 0 || last_._unsafe_get_target() != gradient.unsafeGetTensorImpl();
         const int backward = torch::autograd::get_current_graph_task_id();
-        if (std::exchange(shared_->last_backward, backward) != backward) listener->backward_began();
+        if (std::exchange(shared_->last_backward, backward) != backward)
+          listener->backward_began(backward, anew);
         listener->gradient_ready(index_);
+        last_ = weak_gradient(gradient.getIntrusivePtr());
       }
       return outputs;
     }
 
    private:
+    using weak_gradient = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
+
     std::shared_ptr<sequence> shared_;
+    at::TensorImpl* parameter_;  // kept alive by the node that has the hook
     std::size_t index_;
+    weak_gradient last_{at::Tensor().getIntrusivePtr()};
   };
 
   std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, std::uintptr_t>> watched_;

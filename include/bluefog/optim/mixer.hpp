@@ -12,7 +12,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <bluefog/backend/concepts.hpp>
-#include <bluefog/backend/request.hpp>
 #include <bluefog/collective/allreduce.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
@@ -22,6 +21,7 @@
 #include <bluefog/neighbor/links.hpp>
 #include <bluefog/neighbor/mixing.hpp>
 #include <bluefog/optim/options.hpp>
+#include <bluefog/optim/transfer.hpp>
 #include <bluefog/tensor/arena.hpp>
 #include <bluefog/topology/concepts.hpp>
 #include <bluefog/topology/neighborhood.hpp>
@@ -34,8 +34,15 @@ concept averaging_topology = topology::graph<T> || topology::schedule<T>;
 
 namespace detail {
 
-/// Averages parameters in an arena with those of other ranks, in two halves: `start` sends what is
-/// there now and receives beside the computation; `apply` combines in place.
+/// \return how many places a topology for communications of this type has.
+template <backend Backend>
+[[nodiscard]] int places(const communicator<Backend>& comm, communication_type type) {
+  return type == communication_type::hierarchical_neighbor_allreduce ? comm.machine_size()
+                                                                     : comm.size();
+}
+
+/// Averages parameters in an arena with those of other ranks, in two halves: `begin` and `send`
+/// send what is there now and receive beside the computation; `apply` combines in place.
 template <backend Backend, averaging_topology Topology>
 class mixer {
  public:
@@ -53,7 +60,7 @@ class mixer {
   }
   /// Takes the place of the topology in the next communication.
   void next(neighborhood links) {
-    bluefog::detail::validate(optimizer_, links, own_place(), places());
+    bluefog::detail::validate(optimizer_, links, own_place(), places(*comm_, type_));
     next_ = std::move(links);
   }
   [[nodiscard]] std::int64_t round() const noexcept { return round_; }
@@ -63,10 +70,25 @@ class mixer {
 
   /// Begins a communication; then `send` each part, then `apply`.
   void begin() {
+    drop();
     started_ = true;
-    if (type_ == communication_type::neighbor_allreduce ||
-        type_ == communication_type::hierarchical_neighbor_allreduce)
-      links_ = next_ ? *std::exchange(next_, std::nullopt) : of_round(round_++);
+    if (type_ != communication_type::neighbor_allreduce &&
+        type_ != communication_type::hierarchical_neighbor_allreduce)
+      return;
+    // The round passes even where the schedule is overridden: other ranks may follow it.
+    links_ = next_ ? *next_ : of_round(round_);
+    next_.reset();
+    ++round_;
+  }
+
+  /// Waits for what was sent and forgets it: the parameters stay as they are.
+  void drop() noexcept {
+    for (flight& each : flights_) try {
+        each.way.wait();
+      } catch (const std::exception&) {  // what it would have brought is not wanted
+      }
+    flights_.clear();
+    started_ = false;
   }
 
   /// Sends `part` of the arena as it is now. It must not change before `apply`.
@@ -110,7 +132,7 @@ class mixer {
     std::exception_ptr failure;
     for (flight& each : flights_) {
       try {
-        each.transfer.wait();
+        each.way.wait();
       } catch (...) {
         if (!failure) failure = std::current_exception();
       }
@@ -130,7 +152,7 @@ class mixer {
 
  private:
   struct flight {
-    request<void> transfer;
+    transfer way;
     communication_type type;
     mutable_buffer values;
     std::shared_ptr<bluefog::detail::arrivals> arrived;
@@ -141,7 +163,7 @@ class mixer {
              std::shared_ptr<bluefog::detail::arrivals> arrived, Make make) {
     auto started = comm_->start(std::move(call), std::move(make));
     flights_.push_back(
-        {request<void>(comm_->driver(), std::move(started)), type_, values, std::move(arrived)});
+        {transfer(comm_->driver(), std::move(started)), type_, values, std::move(arrived)});
   }
 
   [[nodiscard]] bool hierarchical() const noexcept {
@@ -149,9 +171,6 @@ class mixer {
   }
   [[nodiscard]] int own_place() const {
     return hierarchical() ? comm_->machine_rank() : comm_->rank();
-  }
-  [[nodiscard]] int places() const {
-    return hierarchical() ? comm_->machine_size() : comm_->size();
   }
 
   [[nodiscard]] neighborhood of_round(std::int64_t round) const {
@@ -182,7 +201,7 @@ class mixer {
   std::int64_t round_ = 0;
   bool started_ = false;
   scratch_pool scratch_;
-  std::vector<flight> flights_;  // last: waits before the rest goes
+  std::vector<flight> flights_;
 };
 
 }  // namespace detail

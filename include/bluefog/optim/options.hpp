@@ -76,9 +76,6 @@ struct gradient_allreduce_options {
 
 namespace detail {
 
-inline void expects_passes(std::string_view optimizer, std::string_view option, int passes) {
-  expects(passes >= 1, optimizer, ": ", option, " must be at least 1, got ", passes);
-}
 inline void expects_bucket(std::string_view optimizer, std::int64_t bytes) {
   expects(bytes >= 1, optimizer, ": bucket_bytes must be at least 1, got ", bytes);
 }

@@ -36,9 +36,8 @@ class partial_step {
  public:
   using groups = std::vector<torch::optim::OptimizerParamGroup>;
 
-  /// \param all  borrowed. \param ranges  the parts, runs of the arena; what lies in none of them
-  /// is
-  ///             one more part.
+  /// \param all     borrowed.
+  /// \param ranges  the parts, runs of the arena; what lies in none of them is one more part.
   partial_step(groups& all, const parameter_arena& arena,
                const std::vector<parameter_arena::range>& ranges)
       : groups_(all), parts_(ranges.size() + 1, part(all.size())) {
@@ -66,16 +65,14 @@ class partial_step {
 
   [[nodiscard]] static std::size_t part_of(const at::Tensor& tensor, const parameter_arena& arena,
                                            const std::vector<parameter_arena::range>& ranges) {
-    for (std::size_t i = 0; i < arena.size(); ++i) {
-      if (!arena.tensor(i).is_same(tensor)) continue;
-      const auto place = arena.range_of(i);
-      const auto holds = [&](const parameter_arena::range& it) {
-        return it.block == place.block && it.begin <= place.begin &&
-               place.begin < it.begin + it.count;
-      };
-      return static_cast<std::size_t>(std::ranges::find_if(ranges, holds) - ranges.begin());
-    }
-    return ranges.size();
+    const std::size_t index = arena.index_of(tensor);
+    if (index == arena.size()) return ranges.size();
+    const auto place = arena.range_of(index);
+    const auto holds = [&](const parameter_arena::range& it) {
+      return it.block == place.block && it.begin <= place.begin &&
+             place.begin < it.begin + it.count;
+    };
+    return static_cast<std::size_t>(std::ranges::find_if(ranges, holds) - ranges.begin());
   }
 
   groups& groups_;

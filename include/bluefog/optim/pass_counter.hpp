@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/log.hpp>
+#include <bluefog/optim/backward_ledger.hpp>
 #include <bluefog/optim/options.hpp>
 
 namespace bluefog::optim::detail {
@@ -13,18 +16,26 @@ namespace bluefog::optim::detail {
 /// Counts the passes (forwards, or backwards) since the last communication.
 class pass_counter {
  public:
-  /// \param optimizer  the wrapper's name, for messages.
-  /// \param option     the name of the option that J comes from.
-  /// \param wanted     J, the passes per communication, at least 1.
+  /// \param optimizer  the wrapper's name, for messages; static storage.
+  /// \param option     the name of the option that J comes from; static storage.
+  /// \param wanted     J, the passes per communication.
+  /// \throws usage_error if J is less than 1.
   pass_counter(std::string_view optimizer, std::string_view option, int wanted,
-               miscount on_miscount) noexcept
-      : optimizer_(optimizer), option_(option), wanted_(wanted), on_miscount_(on_miscount) {}
+               miscount on_miscount)
+      : optimizer_(optimizer), option_(option), wanted_(wanted), on_miscount_(on_miscount) {
+    expects(wanted >= 1, optimizer, ": ", option, " must be at least 1, got ", wanted);
+  }
 
-  /// Counts one pass. \param kind  "forward" or "backward".
+  /// Counts one pass. \param kind  "forward", "backward" or "step".
   /// \throws usage_error if J passes have been counted already and that is to be raised.
   void count(std::string_view kind) {
     if (passes_ >= wanted_) complain(kind);
     ++passes_;
+  }
+  /// Counts a backward. \param number  the autograd engine's, unique in this process.
+  void count_backward(int number) {
+    count("backward");
+    pending_.push_back(number);
   }
 
   /// \return whether the next step communicates.
@@ -33,7 +44,22 @@ class pass_counter {
   [[nodiscard]] bool just_due() const noexcept { return passes_ == wanted_; }
   [[nodiscard]] int passes() const noexcept { return passes_; }
   [[nodiscard]] int wanted() const noexcept { return wanted_; }
-  void reset() noexcept { passes_ = 0; }
+  /// \return how many backwards no step has used yet.
+  [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
+
+  /// A step has used the gradients that are there; the window goes on.
+  void stepped() { backward_ledger::consume(std::exchange(pending_, {})); }
+  /// The window is over.
+  void reset() {
+    stepped();
+    passes_ = 0;
+  }
+  /// Gradients have been cleared: backwards that only other optimizers stepped on were not meant
+  /// for this one, and are not counted.
+  void forget_foreign() {
+    passes_ -= static_cast<int>(
+        std::erase_if(pending_, [](int number) { return backward_ledger::consumed(number); }));
+  }
 
  private:
   void complain(std::string_view kind) {
@@ -53,6 +79,7 @@ class pass_counter {
   miscount on_miscount_;
   int passes_ = 0;
   bool warned_ = false;
+  std::vector<int> pending_;  // backwards that no step of this optimizer has used
 };
 
 }  // namespace bluefog::optim::detail

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <utility>
+
+#include <bluefog/backend/engine.hpp>
+#include <bluefog/backend/job.hpp>
+
+namespace bluefog::optim::detail {
+
+/// An operation that an optimizer has started. Its memory belongs to the operation itself.
+///
+/// Destroying an unfinished one waits for it; while an exception unwinds the stack it is left to
+/// the communicator instead, since the other ranks may never come to their part of it.
+class transfer {
+ public:
+  transfer(std::shared_ptr<engine> driver, std::shared_ptr<job> started) noexcept
+      : engine_(std::move(driver)), job_(std::move(started)) {}
+  transfer(transfer&&) noexcept = default;
+  transfer(const transfer&) = delete;
+  transfer& operator=(transfer&&) = delete;
+  transfer& operator=(const transfer&) = delete;
+  ~transfer() {
+    if (job_ && std::uncaught_exceptions() <= exceptions_) engine_->wait(*job_);
+  }
+
+  /// Blocks until the operation is over; once. \throws what it failed with.
+  void wait() {
+    engine_->wait(*job_);
+    const auto over = std::exchange(job_, nullptr);
+    over->release_name();
+    over->rethrow();
+  }
+
+ private:
+  std::shared_ptr<engine> engine_;
+  std::shared_ptr<job> job_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace bluefog::optim::detail
