@@ -23,7 +23,9 @@ constexpr int ranks = 8;
 using vector = std::array<double, ranks>;
 using matrix = std::array<vector, ranks>;
 
-double curvature(int rank) { return 1 + static_cast<double>(rank) / ranks; }
+double curvature(int rank) {
+  return 1 + static_cast<double>(rank) / ranks;
+}
 
 /// f_i(x) = h_i (x - c_i)^2 / 2 with h_i = 1 + i/n, c_i = i.
 struct quadratic : torch::nn::Module {
@@ -171,7 +173,8 @@ TEST_CASE("on quadratics over a ring both averaging optimizers end at their fixe
                      {2.577329141385e-1, 1.780510930826e-1});
 }
 
-TEST_CASE("the mean over a ring misses the minimizer by what theory says", "[optim][exact][thread]") {
+TEST_CASE("the mean over a ring misses the minimizer by what theory says",
+          "[optim][exact][thread]") {
   CHECK(std::abs(distance_of_mean(run<adapt_first>(topology::ring(ranks), 0.1, 360)[0]) -
                  1.106036292190e-1) < 1e-10);
   CHECK(std::abs(distance_of_mean(run<adapt_first>(topology::ring(ranks), 0.05, 720)[0]) -
@@ -255,9 +258,9 @@ TEST_CASE("averaging after H local steps is an outer loop of its own", "[optim][
     auto x = torch::zeros({1}, at::TensorOptions(at::kDouble).requires_grad(true));
     const double h = 1 + static_cast<double>(comm.rank()) / n;
     const torch::nn::Module nameless;
-    optim::adapt_then_combine optimizer(torch::optim::SGD({x}, mu), nameless, comm,
-                                        {.backward_passes_per_step = every,
-                                         .communication = optim::communication_type::allreduce});
+    optim::adapt_then_combine optimizer(
+        torch::optim::SGD({x}, mu), nameless, comm,
+        {.backward_passes_per_step = every, .communication = optim::communication_type::allreduce});
     for (int k = 0; k < 60 * every; ++k) {
       optimizer.zero_grad();
       ((x - comm.rank()).square().sum() * (h / 2)).backward();
