@@ -15,7 +15,7 @@ using namespace bluefog_test;
 using bluefog::neighborhood;
 using bluefog::reduce_op;
 
-using function = std::function<at::Tensor(const at::Tensor&)>;
+using tensor_function = std::function<at::Tensor(const at::Tensor&)>;
 
 // A loss that weighs every rank and every element differently.
 static at::Tensor loss_of(int rank, const at::Tensor& y) {
@@ -30,7 +30,7 @@ static at::Tensor input(int rank, at::IntArrayRef sizes) {
 // Compares the gradient of the sum of all ranks' losses with central differences, which are exact
 // for quadratics: one rank after the other moves one element after the other.
 template <class Comm>
-static void check_gradient(Comm& comm, const at::Tensor& x, const function& operation) {
+static void check_gradient(Comm& comm, const at::Tensor& x, const tensor_function& operation) {
   loss_of(comm.rank(), operation(x)).backward();
   const auto gradient = x.grad().clone();
   require_equal(gradient.sizes(), x.sizes());
@@ -51,14 +51,15 @@ static void check_gradient(Comm& comm, const at::Tensor& x, const function& oper
 }
 
 // The gradient as a function of the input, itself an operation over all ranks.
-static function gradient_of(const function& operation, int rank) {
+static tensor_function gradient_of(const tensor_function& operation, int rank) {
   return [=](const at::Tensor& x) {
     return torch::autograd::grad({loss_of(rank, operation(x))}, {x}, {}, true, true).front();
   };
 }
 
 template <class Comm>
-static void check_both_derivatives(Comm& comm, at::IntArrayRef sizes, const function& operation) {
+static void check_both_derivatives(Comm& comm, at::IntArrayRef sizes,
+                                   const tensor_function& operation) {
   check_gradient(comm, input(comm.rank(), sizes), operation);
   check_gradient(comm, input(comm.rank(), sizes), gradient_of(operation, comm.rank()));
 }
@@ -161,5 +162,5 @@ RANKS_TEST("autograd notices that a saved tensor has been changed in place", "[t
   auto saved = x.detach().clone();
   const auto y = (x * saved).sum();
   bluefog::neighbor_allreduce_(comm, saved);
-  require_contains(require_throws<std::exception>([&] { y.backward(); }), "inplace operation");
+  require_contains(require_throws<c10::Error>([&] { y.backward(); }), "inplace operation");
 }

@@ -55,7 +55,7 @@ RANKS_TEST("broadcast_parameters gives every rank the root's parameters and buff
       bluefog::broadcast_parameters(comm, model, root);
     for (const auto& x : all_of(model)) require_tensor(x, sample(root, x.sizes(), x.scalar_type()));
   }
-  const torch::nn::Linear linear(2, 2);
+  torch::nn::Linear linear(2, 2);
   bluefog::broadcast_parameters(comm, linear, root);
   const auto parameters = linear->parameters();
   require(parameters[0].requires_grad() && parameters[0].is_leaf());
