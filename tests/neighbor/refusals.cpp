@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <bluefog/collective.hpp>
+#include <bluefog/neighbor.hpp>
+#include <bluefog/topology.hpp>
+
+#include "collective/support.hpp"
+
+using namespace bluefog;
+using namespace bluefog_test;
+
+namespace {
+
+/// Requires that every rank throws an error that holds both texts, and that the ranks then go on.
+template <class Comm, class Act>
+void disagree(Comm& comm, const std::string& one, const std::string& other, Act act) {
+  const auto text = require_throws<mismatch_error>(act);
+  require_contains(text, one);
+  require_contains(text, other);
+  std::vector<int> ones(3, 1);
+  allreduce(comm, ones, ones, reduce_op::sum);
+  require_equal(ones.front(), comm.size());
+}
+
+}  // namespace
+
+RANKS_TEST("neighbourhoods that break a rule are refused before anything is sent",
+           "[neighbor][refusal]") {
+  const int n = comm.size();
+  const int self = comm.rank();
+  const int other = (self + 1) % n;
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  std::vector<float> x(4, 1.0F), y(4);
+  const auto refused = [&](const neighborhood& links, const std::string& why) {
+    const auto text = require_throws<usage_error>([&] { neighbor_allreduce(comm, x, y, links); });
+    require_contains(text, "neighbor_allreduce: ");
+    require_contains(text, why);
+    require_throws<usage_error>([&] { static_cast<void>(neighbor_allgather(comm, x, links)); });
+  };
+  const auto traffic = traffic_of(comm, [&] {
+    refused({.sources = {{n}}}, concat("source 0 must be in [0, ", n, "), got rank ", n));
+    refused({.destinations = {{-1}}}, concat("destination 0 must be in [0, ", n, "), got rank -1"));
+    refused({.sources = {{self}}}, concat("source 0 is rank ", self, " itself; use self_weight"));
+    refused({.self_weight = nan}, "self_weight must be finite, got nan");
+    if (n > 1) {
+      refused({.sources = {{other}, {other}}}, concat("source rank ", other, " is given twice"));
+      refused({.destinations = {{other, nan}}}, concat("the weight of destination rank ", other));
+    }
+    auto text =
+        require_throws<usage_error>([&] { neighbor_allreduce(comm, x, y, topology::ring(n + 1)); });
+    require_contains(text, concat("the graph has ", n + 1, " ranks, the communicator has ", n));
+    std::vector<int> integers(4);
+    text = require_throws<usage_error>(
+        [&] { neighbor_allreduce(comm, integers, integers, neighborhood{}); });
+    require_contains(text, "neighbor_allreduce: weights need a floating type, got int32");
+    std::vector<float> five(5);
+    text = require_throws<usage_error>([&] { neighbor_allreduce(comm, x, five, neighborhood{}); });
+    require_contains(text, "neighbor_allreduce: input has 4 elements, output has 5");
+  });
+  require_equal(traffic.operations, 0);
+  neighbor_allreduce(comm, x, y, topology::ring(n));
+  for (const float each : y) require_near(each, 1.0, 1e-6);
+}
+
+RANKS_TEST("check mode names the pair whose sends and receives do not fit, on every rank",
+           "[neighbor][refusal][check]") {
+  if (comm.size() == 1) return;
+  auto checked = with_options(comm, {.check = true});
+  std::vector<float> x(10, 1.0F);
+  const auto untouched = x;
+  const auto unexpected = comm.rank() == 0 ? neighborhood{.destinations = {{1}}} : neighborhood{};
+  const auto absent = comm.rank() == 1 ? neighborhood{.sources = {{0}}} : neighborhood{};
+  disagree(checked, "rank 0 sends to rank 1", "does not receive from it",
+           [&] { neighbor_allreduce(checked, x, x, unexpected); });
+  disagree(checked, "rank 1 receives from rank 0", "does not send to it",
+           [&] { neighbor_allreduce(checked, x, x, absent); });
+  disagree(checked, "neighbor_allgather", "rank 0 sends to rank 1",
+           [&] { static_cast<void>(neighbor_allgather(checked, x, unexpected)); });
+  require(x == untouched, "a refused operation has changed its input");
+}
+
+RANKS_TEST("check mode tells every rank of other lengths and types", "[neighbor][refusal][check]") {
+  if (comm.size() == 1) return;
+  auto checked = with_options(comm, {.check = true, .nodes_per_machine = 1});
+  const topology::ring graph(comm.size());
+  const bool odd = comm.rank() == 1;
+  std::vector<float> x(odd ? 5 : 10, 1.0F);
+  disagree(checked, "neighbor_allreduce float32 [10]", "neighbor_allreduce float32 [5]",
+           [&] { neighbor_allreduce(checked, x, x, graph); });
+  std::vector<std::vector<float>> arrays{{1.0F}, x};
+  disagree(checked, "of 2 arrays float32 [1] float32 [10]", "of 2 arrays float32 [1] float32 [5]",
+           [&] { neighbor_allreduce(checked, arrays, arrays, graph); });
+  disagree(checked, "float32 [10]", "float32 [5]",
+           [&] { hierarchical_neighbor_allreduce(checked, x, x, graph); });
+  if (comm.rank() < 2) {
+    const auto text =
+        require_throws<mismatch_error>([&] { pair_gossip(checked, x, x, 1 - comm.rank()); });
+    require_contains(text, "pair_gossip float32 [10]");
+    require_contains(text, "pair_gossip float32 [5]");
+  }
+  disagree(checked, "neighbor_allgather float32 [any]", "neighbor_allgather float64 [any]", [&] {
+    if (odd)
+      static_cast<void>(neighbor_allgather(checked, x, graph));
+    else
+      static_cast<void>(neighbor_allgather(checked, std::vector<double>(3), graph));
+  });
+}
+
+RANKS_TEST("without check mode a message that nobody expects is found and is never data",
+           "[neighbor][refusal]") {
+  if (comm.size() == 1) return;
+  std::vector<float> x(4, static_cast<float>(comm.rank()));
+  const auto untouched = x;
+  int found = 0;
+  const auto attempt = [&](const neighborhood& links) {
+    try {
+      neighbor_allreduce(comm, x, x, links);
+    } catch (const mismatch_error& problem) {
+      require_contains(problem.what(), "rank 0 sent a message of operation");
+      ++found;
+    }
+  };
+  attempt(comm.rank() == 0 ? neighborhood{.destinations = {{1}}} : neighborhood{});
+  for (int i = 0; i < 100; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    attempt({});
+  }
+  require_equal(found, comm.rank() == 1 ? 1 : 0);
+  require(x == untouched, "a stray message has become data");
+  barrier(comm);
+}
+
+RANKS_TEST("a message of another length than expected is an error at its receiver",
+           "[neighbor][refusal]") {
+  if (comm.size() == 1) return;
+  for (const std::size_t count : {3, 30000}) {
+    std::vector<float> x(comm.rank() == 0 ? count + 1 : count, 7.0F);
+    const auto untouched = x;
+    neighborhood links;
+    if (comm.rank() == 0) links.destinations = {{1}};
+    if (comm.rank() == 1) links.sources = {{0, 1.0}};
+    if (comm.rank() == 1)
+      require_contains(
+          require_throws<mismatch_error>([&] { neighbor_allreduce(comm, x, x, links); }),
+          "rank 0 sent");
+    else
+      neighbor_allreduce(comm, x, x, links);
+    require(x == untouched, "the failed operation has changed its input");
+    barrier(comm);
+  }
+}
+
+TEST_CASE("every operation that waits for an absent rank ends in time and names it",
+          "[neighbor][refusal]") {
+  std::atomic<int> over = 0;
+  constexpr int size = 3;
+  run_threads(size, [&](auto& comm) {
+    const communicator_options impatient{.timeout = std::chrono::milliseconds(60),
+                                         .nodes_per_machine = 1};
+    const topology::fully_connected graph(size);
+    std::vector<float> x(50, 1.0F);
+    const auto untouched = x;
+    const auto gives_up = [&](auto act) {
+      auto fresh = with_options(comm, impatient);
+      if (comm.rank() != 2) {
+        const auto text = require_throws<timeout_error>([&] { act(fresh); });
+        require_contains(text, "2");
+        ++over;
+        require(x == untouched, "the failed operation has changed its input");
+      }
+      barrier(comm);
+    };
+    gives_up([&](auto& late) { neighbor_allreduce(late, x, x, graph); });
+    gives_up([&](auto& late) { static_cast<void>(neighbor_allgather(late, x, graph)); });
+    gives_up([&](auto& late) { hierarchical_neighbor_allreduce(late, x, x, graph); });
+    gives_up([&](auto& late) { pair_gossip(late, x, x, 2); });
+    gives_up([&](auto& late) { static_cast<void>(allgather(late, x)); });
+    gives_up([&](auto& late) { barrier(late); });
+    gives_up([&](auto& late) { static_cast<void>(broadcast_object(late, 1, 2)); });
+    gives_up([&](auto& late) { broadcast(late, untouched, x, 2); });
+    gives_up([&](auto& late) { static_cast<void>(infer_sources(late, {2})); });
+    std::vector<float> y(50);
+    gives_up([&](auto& late) { allreduce(late, x, y); });
+  });
+  CHECK(over == 20);
+}
