@@ -66,6 +66,8 @@ EXCUSES = {
 
 # The same for single places, where the code is looked at in another way.
 EXCUSED_PLACES = {
+    ("mpi/mailbox.hpp", "MPI_Iprobe"): "in a destructor; a failure counts as found",
+    ("mpi/strays.hpp", "MPI_Iprobe"): "one in a destructor; a failure counts as found",
     ("mpi/mailbox.hpp", "MPI_Test"): "noexcept; a failed request counts as gone",
     ("mpi/strays.hpp", "MPI_Test"): "noexcept; a failed request counts as gone",
     ("mpi/operation.hpp", "MPI_Test"): "remembers the code, and throws when nothing is in flight any more",

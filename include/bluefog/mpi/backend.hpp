@@ -57,7 +57,11 @@ class mpi_backend {
   mpi_backend(const mpi_backend&) = delete;
   mpi_backend& operator=(const mpi_backend&) = delete;
   ~mpi_backend() {
-    if (group_ && std::uncaught_exceptions() > exceptions_) mpi::library::mark_unwound();
+    if (!group_) return;
+    if (std::uncaught_exceptions() > exceptions_) mpi::library::mark_unwound();
+    // MPI uses the identity of a freed communicator again, and what is still on its way would
+    // arrive on the next one.
+    if (strays_->left_over()) static_cast<void>(group_.release());
   }
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
@@ -104,10 +108,7 @@ class mpi_backend {
     mpi::check(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some),
                "MPI_Group_incl");
     const mpi::unique_group chosen(some);
-    MPI_Comm group = MPI_COMM_NULL;
-    mpi::check(MPI_Comm_create_group(group_.get(), some, static_cast<int>(serial % 32768), &group),
-               "MPI_Comm_create_group");
-    return mpi_backend(mpi::unique_communicator(group), limit_);
+    return mpi_backend(mailbox_->create(some, serial), limit_);
   }
 
   void post(int peer, std::uint64_t number) { mailbox_->post(peer, number); }
@@ -140,11 +141,10 @@ class mpi_backend {
 
   // Begins pieces of at most `longest` that make up `total`; at least one, as on the other ranks.
   template <class Begin>
-  [[nodiscard]] static mpi::operation collective(std::int64_t total, std::int64_t longest,
-                                                 Begin begin) {
+  [[nodiscard]] mpi::operation collective(std::int64_t total, std::int64_t longest, Begin begin) {
     mpi::threads::expects_allowed();
     const auto pieces = std::max<std::int64_t>(1, (total + longest - 1) / longest);
-    mpi::operation started(std::vector<mpi::part>(static_cast<std::size_t>(pieces)));
+    mpi::operation started(std::vector<mpi::part>(static_cast<std::size_t>(pieces)), strays_);
     started.start([&](std::span<mpi::part> parts) {
       std::int64_t offset = 0;
       for (mpi::part& each : parts) {

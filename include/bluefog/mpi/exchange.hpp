@@ -44,7 +44,7 @@ class exchange {
 
   [[nodiscard]] operation submit() && {
     const int tag = tags_.tag(tag_);
-    operation started(std::move(parts_), tag_, std::move(unexpected_));
+    operation started(std::move(parts_), std::move(unexpected_), tag_);
     started.start([&](std::span<part> parts) {
       for (part& each : parts)
         if (each.receives)

@@ -23,6 +23,7 @@
 #include <bluefog/core/settings.hpp>
 #include <bluefog/mpi/check.hpp>
 #include <bluefog/mpi/handle.hpp>
+#include <bluefog/mpi/request_errors.hpp>
 #include <bluefog/mpi/threads.hpp>
 
 namespace bluefog::mpi {
@@ -104,6 +105,7 @@ class library {
     check(MPI_Initialized(&initialized), "MPI_Initialized");
     if (initialized == 0) initialize();
     threads::learn_level();
+    request_errors::install();
     check(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank_), "MPI_Comm_rank");
     previous_terminate_ = std::set_terminate(abort_on_terminate);
   }

@@ -16,6 +16,10 @@
 namespace bluefog::mpi {
 
 /// Letters between ranks, on an MPI communicator of their own.
+///
+/// Letters are sent where something is amiss, and some of them are never read. MPI uses the
+/// identity of a freed communicator again, and they would arrive on the next one; so a communicator
+/// that has carried a letter is kept until the process ends.
 class mailbox {
  public:
   /// Takes `group` over.
@@ -31,10 +35,24 @@ class mailbox {
       if (!left(each)) {  // so short that MPI has copied it; only the handle remains
         static_cast<void>(MPI_Request_free(&each.request));
       }
+    if (used_ || has_letter(group_.get())) static_cast<void>(group_.release());
+  }
+
+  /// Makes a communicator of some of the ranks; collective over those only.
+  ///
+  /// Here, since Open MPI sends what this takes as ordinary messages of the given tag, which must
+  /// not mix with those of operations. Letters have tag 0.
+  [[nodiscard]] unique_communicator create(MPI_Group members, std::uint64_t serial) const {
+    const auto lock = library::serialize();
+    MPI_Comm made = MPI_COMM_NULL;
+    const int tag = 1 + static_cast<int>(serial % 32767);
+    check(MPI_Comm_create_group(group_.get(), members, tag, &made), "MPI_Comm_create_group");
+    return unique_communicator(made);
   }
 
   void post(int peer, std::uint64_t number) {
     const auto lock = library::serialize();
+    used_ = true;
     std::erase_if(sent_, left);
     auto& each = sent_.emplace_back(outgoing{number, MPI_REQUEST_NULL});
     check(MPI_Isend(&each.number, 1, MPI_UINT64_T, peer, 0, group_.get(), &each.request),
@@ -48,6 +66,7 @@ class mailbox {
     MPI_Message message = MPI_MESSAGE_NULL;
     check(MPI_Improbe(MPI_ANY_SOURCE, 0, group_.get(), &found, &message, &status), "MPI_Improbe");
     if (found == 0) return std::nullopt;
+    used_ = true;
     letter arrived{status.MPI_SOURCE, 0};
     // Short enough to have arrived whole with its envelope, so this does not wait.
     check(MPI_Mrecv(&arrived.number, 1, MPI_UINT64_T, &message, MPI_STATUS_IGNORE), "MPI_Mrecv");
@@ -65,7 +84,14 @@ class mailbox {
     return MPI_Test(&each.request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0;
   }
 
+  [[nodiscard]] static bool has_letter(MPI_Comm group) noexcept {
+    int found = 0;
+    return MPI_Iprobe(MPI_ANY_SOURCE, 0, group, &found, MPI_STATUS_IGNORE) != MPI_SUCCESS ||
+           found != 0;
+  }
+
   unique_communicator group_;
+  bool used_ = false;
   std::list<outgoing> sent_;  // addresses stay: MPI reads the numbers
 };
 

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include <bluefog/core/error.hpp>
 #include <bluefog/mpi/check.hpp>
 #include <bluefog/mpi/library.hpp>
+#include <bluefog/mpi/request_errors.hpp>
 #include <bluefog/mpi/strays.hpp>
 
 namespace bluefog::mpi {
@@ -40,9 +43,10 @@ struct part {
 class operation {
  public:
   operation() = default;
-  /// \param unexpected  where messages of operations that are over are looked for, may be null.
-  operation(std::vector<part> parts, message_tag tag = {},
-            std::shared_ptr<strays> unexpected = nullptr) noexcept
+  /// \param unexpected  of the communicator that the parts belong to.
+  /// \param tag  of the messages; a native collective has none.
+  operation(std::vector<part> parts, std::shared_ptr<strays> unexpected,
+            std::optional<message_tag> tag = std::nullopt) noexcept
       : parts_(std::move(parts)), unexpected_(std::move(unexpected)), tag_(tag) {}
   operation(operation&&) noexcept = default;
   operation& operator=(operation&&) noexcept = default;
@@ -75,7 +79,7 @@ class operation {
     if (!std::exchange(parts_, {}).empty()) library::operation_ended();
     const auto unexpected = std::move(unexpected_);
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-    if (unexpected && !abandoned_) unexpected->look(tag_);
+    if (tag_ && !abandoned_) unexpected->look(*tag_);
     return true;
   }
 
@@ -108,36 +112,42 @@ class operation {
     if (it.request == MPI_REQUEST_NULL) return true;  // never started
     int done = 0;
     MPI_Status status{};
+    const request_errors::scope returned;
     if (const int code = MPI_Test(&it.request, &done, &status); code != MPI_SUCCESS) {
       it.request = MPI_REQUEST_NULL;
-      fail(it, code);
+      fail(it, code, status);
       return true;
     }
     if (done == 0) return false;
-    if (it.receives && !it.cancelled) expect_length(it, status);
+    if (!it.receives || it.cancelled) return true;
+    if (const int arrived = length(status); arrived != it.bytes)
+      fail(it.peer,
+           std::make_exception_ptr(mismatch_error(concat(
+               "rank ", it.peer, " sent ", arrived, " bytes where this rank expects ", it.bytes))));
     return true;
   }
 
-  void expect_length(const part& it, const MPI_Status& status) {
-    int bytes = 0;
-    if (MPI_Get_count(&status, MPI_BYTE, &bytes) == MPI_SUCCESS && bytes == it.bytes) return;
-    fail(it.peer,
-         std::make_exception_ptr(mismatch_error(concat(
-             "rank ", it.peer, " sent ", bytes, " bytes where this rank expects ", it.bytes))));
+  [[nodiscard]] static int length(const MPI_Status& status) noexcept {
+    int bytes = -1;
+    return MPI_Get_count(&status, MPI_BYTE, &bytes) == MPI_SUCCESS ? bytes : -1;
   }
 
-  void fail(const part& it, int code) {
+  void fail(const part& it, int code, const MPI_Status& status) {
     int error_class = MPI_ERR_OTHER;
     static_cast<void>(MPI_Error_class(code, &error_class));
-    if (it.receives && error_class == MPI_ERR_TRUNCATE)
-      fail(it.peer, std::make_exception_ptr(
-                        mismatch_error(concat("rank ", it.peer, " sent more than the ", it.bytes,
-                                              " bytes that this rank expects"))));
-    else
-      fail(it.peer, std::make_exception_ptr(transport_error(
-                        concat("MPI_Test failed with MPI error ", code, ": ", error_text(code),
-                               it.peer == part::everybody ? "" : concat(" (rank ", it.peer, ")")),
-                        code)));
+    if (it.receives && error_class == MPI_ERR_TRUNCATE) {
+      // Not every library tells how long the message was.
+      const int sent = length(status);
+      const std::string what = sent > it.bytes ? concat(sent, " bytes") : "more";
+      fail(it.peer, std::make_exception_ptr(mismatch_error(
+                        concat("rank ", it.peer, " sent ", what, " where this rank expects ",
+                               it.bytes, sent > it.bytes ? "" : " bytes"))));
+      return;
+    }
+    const std::string with = it.peer == part::everybody ? "" : concat(", with rank ", it.peer);
+    fail(it.peer,
+         std::make_exception_ptr(transport_error(
+             concat("MPI_Test failed with MPI error ", code, ": ", error_text(code), with), code)));
   }
 
   // What else was to come from this rank may never come, and is nobody's if it does.
@@ -161,7 +171,7 @@ class operation {
   std::vector<part> parts_;  // empty as soon as nothing is in flight
   std::size_t next_ = 0;     // parts before it are complete
   std::shared_ptr<strays> unexpected_;
-  message_tag tag_;
+  std::optional<message_tag> tag_;
   std::exception_ptr failure_;
   bool abandoned_ = false;
 };

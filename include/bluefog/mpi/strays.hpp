@@ -54,6 +54,7 @@ class strays {
     auto& drop = dropped_.emplace_back();
     drop.memory.resize(static_cast<std::size_t>(bytes));
     check(MPI_Imrecv(drop.memory.data(), bytes, MPI_BYTE, &message, &drop.request), "MPI_Imrecv");
+    some_late_ = true;
     if (std::ranges::find(late_, tag) != late_.end()) return;
     throw mismatch_error(concat("rank ", source, " sent a message of operation ",
                                 now.oldest - behind(tag, now.oldest),
@@ -61,16 +62,30 @@ class strays {
   }
 
   /// Messages of this operation may come after it was given up; they are dropped without a word.
-  void expect_late(const message_tag& given_up) noexcept {
+  /// \param given_up  empty for a native collective, whose messages cannot be seen.
+  void expect_late(const std::optional<message_tag>& given_up) noexcept {
     const std::scoped_lock lock(mutex_);
+    some_late_ = true;
+    if (!given_up) return;
     constexpr std::size_t kept = 64;  // older ones cannot be told from strays, and need not be
-    const int tag = tags_.tag(given_up);
+    const int tag = tags_.tag(*given_up);
     try {
       if (std::ranges::find(late_, tag) != late_.end()) return;
       if (late_.size() >= kept) late_.erase(late_.begin());
       late_.push_back(tag);
     } catch (const std::bad_alloc&) {  // then they are reported as strays
     }
+  }
+
+  /// \return whether messages that nobody receives have been seen, or may still arrive.
+  [[nodiscard]] bool left_over() noexcept {
+    const auto lock = threads::serialize();
+    const std::scoped_lock own(mutex_);
+    if (some_late_ || !is_running()) return true;
+    int found = 0;
+    return MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, group_, &found, MPI_STATUS_IGNORE) !=
+               MPI_SUCCESS ||
+           found != 0;
   }
 
  private:
@@ -94,6 +109,7 @@ class strays {
   std::mutex mutex_;
   std::list<dropped> dropped_;
   std::vector<int> late_;
+  bool some_late_ = false;
 };
 
 }  // namespace bluefog::mpi

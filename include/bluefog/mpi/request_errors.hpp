@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include <mpi.h>
+
+#include <bluefog/core/log.hpp>
+#include <bluefog/mpi/check.hpp>
+
+namespace bluefog::mpi {
+
+/// Lets this library see the errors of its requests, which some MPIs would make fatal.
+///
+/// MPICH and its descendants ask the error handler of `MPI_COMM_WORLD` about a failed request,
+/// whatever communicator it belongs to. Where that handler ends the job, as it does unless the
+/// program changed it, `install` puts one in its place that does the same, except within a `scope`.
+class request_errors {
+ public:
+  /// Within it a failed request of this thread ends in an error code.
+  class scope {
+   public:
+    scope() noexcept = default;
+    scope(const scope&) = delete;
+    scope& operator=(const scope&) = delete;
+    ~scope() { returned_ = before_; }
+
+   private:
+    bool before_ = std::exchange(returned_, true);
+  };
+
+  /// Once MPI is initialised.
+  static void install() {
+    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> version{};
+    int length = 0;
+    check(MPI_Get_library_version(version.data(), &length), "MPI_Get_library_version");
+    if (std::string_view(version.data()).starts_with("Open MPI")) return;
+    MPI_Errhandler current = MPI_ERRHANDLER_NULL;
+    check(MPI_Comm_get_errhandler(MPI_COMM_WORLD, &current), "MPI_Comm_get_errhandler");
+    if (current != MPI_ERRORS_ARE_FATAL) return;
+    MPI_Errhandler ours = MPI_ERRHANDLER_NULL;
+    check(MPI_Comm_create_errhandler(handle, &ours), "MPI_Comm_create_errhandler");
+    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, ours), "MPI_Comm_set_errhandler");
+    check(MPI_Errhandler_free(&ours), "MPI_Errhandler_free");  // MPI_COMM_WORLD keeps it
+  }
+
+ private:
+  // MPI wants the dots: what follows the code is its own affair.
+  static void handle(MPI_Comm* where, int* code, ...) {
+    if (returned_) return;
+    log::write(log_level::error, concat("MPI error ", *code, ": ", error_text(*code)));
+    static_cast<void>(MPI_Abort(*where, EXIT_FAILURE));
+  }
+
+  static inline thread_local bool returned_ = false;
+};
+
+}  // namespace bluefog::mpi

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <mpi.h>
+
+#include <bluefog/collective/allreduce.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/core/error.hpp>
+#include <bluefog/mpi.hpp>
+#include <bluefog/mpi/backend.hpp>
+#include <bluefog/neighbor/allreduce.hpp>
+#include <bluefog/topology/ring.hpp>
+
+#include "mpi/support.hpp"
+#include "support/catch.hpp"
+
+using bluefog::communicator;
+using bluefog::mpi_backend;
+using bluefog::reduce_op;
+using bluefog_test::ContainsSubstring;
+using bluefog_test::finish;
+using bluefog_test::world_rank;
+using bluefog_test::world_size;
+
+namespace {
+
+/// The sum of 0, 1, ..., n - 1 in every element, by a communicator.
+void check_sum_of_ranks(communicator<mpi_backend>& comm) {
+  std::vector<double> values(100, comm.rank());
+  bluefog::allreduce(comm, values, values, reduce_op::sum);
+  const double sum = comm.size() * (comm.size() - 1) / 2.0;
+  CHECK(std::ranges::all_of(values, [&](double value) { return value == sum; }));
+}
+
+std::string refusal(MPI_Comm group) {
+  try {
+    mpi_backend refused(group);
+  } catch (const bluefog::usage_error& problem) {
+    return problem.what();
+  }
+  return "nothing was thrown";
+}
+
+}  // namespace
+
+TEST_CASE("the program's messages on the same ranks are never taken", "[mpi][backend]") {
+  communicator<mpi_backend> comm;
+  const int rank = comm.rank();
+  const int size = comm.size();
+  // A receive of anything from anybody waits while the library works, on the communicator that it
+  // was made from; and unreceived messages of many tags lie there.
+  std::vector<int> own(64, rank);
+  std::vector<MPI_Request> requests;
+  for (int tag = 0; tag < 64; ++tag)
+    MPI_Isend(&own[static_cast<std::size_t>(tag)], 1, MPI_INT, (rank + 1) % size, tag,
+              MPI_COMM_WORLD, &requests.emplace_back());
+  for (int round = 0; round < 100; ++round) {
+    check_sum_of_ranks(comm);
+    std::vector<float> values(10, static_cast<float>(rank));
+    bluefog::neighbor_allreduce(comm, values, values, bluefog::topology::ring(size));
+  }
+  std::vector<int> tags;
+  for (int message = 0; message < 64; ++message) {
+    int value = -1;
+    MPI_Status status;
+    MPI_Recv(&value, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &status);
+    CHECK(value == (rank + size - 1) % size);
+    tags.push_back(status.MPI_TAG);
+  }
+  CHECK(std::ranges::is_sorted(tags));
+  MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
+
+  int anything = -1;
+  MPI_Request waiting = MPI_REQUEST_NULL;
+  MPI_Irecv(&anything, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &waiting);
+  check_sum_of_ranks(comm);
+  check_sum_of_ranks(comm);
+  int arrived = -1;
+  MPI_Test(&waiting, &arrived, MPI_STATUS_IGNORE);
+  CHECK(arrived == 0);
+  MPI_Barrier(MPI_COMM_WORLD);
+  MPI_Send(&rank, 1, MPI_INT, (rank + 1) % size, 5, MPI_COMM_WORLD);
+  MPI_Wait(&waiting, MPI_STATUS_IGNORE);
+  CHECK(anything == (rank + size - 1) % size);
+}
+
+TEST_CASE("a communicator of the program is duplicated and keeps its order of ranks",
+          "[mpi][backend]") {
+  const int rank = world_rank();
+  const int size = world_size();
+  MPI_Comm reversed = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, 0, size - rank, &reversed);
+  communicator<mpi_backend> comm(reversed);
+  MPI_Comm_free(&reversed);  // ours no more than it was before
+  CHECK(comm.size() == size);
+  CHECK(comm.rank() == size - 1 - rank);
+  check_sum_of_ranks(comm);
+
+  MPI_Comm odd_or_even = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &odd_or_even);
+  {
+    communicator<mpi_backend> part(odd_or_even);
+    CHECK(part.size() == (size + 1 - rank % 2) / 2);
+    CHECK(part.rank() == rank / 2);
+    check_sum_of_ranks(part);
+  }
+  MPI_Barrier(odd_or_even);  // still the program's
+  MPI_Comm_free(&odd_or_even);
+
+  communicator<mpi_backend> alone(MPI_COMM_SELF);
+  CHECK(alone.size() == 1);
+  check_sum_of_ranks(alone);
+}
+
+TEST_CASE("members of a subset are numbered as they are listed", "[mpi][backend]") {
+  communicator<mpi_backend> comm;
+  auto reversed = comm.split(0, -comm.rank());
+  CHECK(reversed.rank() == comm.size() - 1 - comm.rank());
+  check_sum_of_ranks(reversed);
+  auto part = reversed.split(comm.rank() % 2);
+  CHECK(part.size() == (comm.size() + 1 - comm.rank() % 2) / 2);
+  check_sum_of_ranks(part);
+}
+
+TEST_CASE("groups that cannot carry operations are refused", "[mpi][backend]") {
+  bluefog::mpi::library::instance();
+  CHECK_THAT(refusal(MPI_COMM_NULL), ContainsSubstring("MPI_COMM_NULL"));
+  if (world_size() == 1) return;
+  const int side = world_rank() % 2;
+  MPI_Comm own_side = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, side, world_rank(), &own_side);
+  MPI_Comm between = MPI_COMM_NULL;
+  MPI_Intercomm_create(own_side, 0, MPI_COMM_WORLD, 1 - side, 1, &between);
+  CHECK_THAT(refusal(between), ContainsSubstring("inter-communicator"));
+  MPI_Comm_free(&between);
+  MPI_Comm_free(&own_side);
+  CHECK_THROWS_AS(mpi_backend(MPI_COMM_WORLD, 0), bluefog::usage_error);
+}
+
+TEST_CASE("native collectives of any length are right, in pieces where they are long",
+          "[mpi][backend]") {
+  mpi_backend ranks(MPI_COMM_WORLD, 1000);
+  const int last = ranks.size() - 1;
+  for (const std::size_t count : {0, 1, 124, 125, 126, 250, 1000}) {  // 125 doubles are 1000 bytes
+    std::vector<double> values(count);
+    for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<double>(i) * (ranks.rank() + 1);
+    std::vector<double> sums(count, -1);
+    auto reduction = ranks.allreduce(bluefog::as_buffer(values), bluefog::as_mutable_buffer(sums),
+                                     reduce_op::sum);
+    finish(reduction);
+    auto in_place = ranks.allreduce(bluefog::as_buffer(values), bluefog::as_mutable_buffer(values),
+                                    reduce_op::sum);
+    finish(in_place);
+    CHECK(values == sums);
+    const double factor = ranks.size() * (ranks.size() + 1) / 2.0;
+    for (std::size_t i = 0; i < count; ++i) CHECK(sums[i] == static_cast<double>(i) * factor);
+
+    std::vector<double> told(count, ranks.rank() == last ? 42.0 : 0.0);
+    auto telling = ranks.broadcast(bluefog::as_mutable_buffer(told), last);
+    finish(telling);
+    CHECK(told == std::vector<double>(count, 42.0));
+  }
+  CHECK(bluefog::mpi::library::operations_in_flight() == 0);
+}
+
+TEST_CASE("letters arrive in order beside the operations", "[mpi][backend]") {
+  mpi_backend ranks;
+  const int next = (ranks.rank() + 1) % ranks.size();
+  const int previous = (ranks.rank() + ranks.size() - 1) % ranks.size();
+  for (std::uint64_t number = 0; number < 100; ++number) ranks.post(next, number << 40);
+  for (std::uint64_t number = 0; number < 100; ++number) {
+    std::optional<bluefog::letter> arrived;
+    while (!arrived) arrived = ranks.collect();
+    CHECK(arrived->sender == previous);
+    CHECK(arrived->number == number << 40);
+  }
+  CHECK_FALSE(ranks.collect());
+}
+
+TEST_CASE("a thousand communicators, one after the other, leave nothing behind", "[mpi][backend]") {
+  communicator<mpi_backend> comm;
+  const auto make = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      auto part = comm.split(comm.rank() % 2);
+      auto copy = comm.duplicate();
+      if (i % 100 == 0) check_sum_of_ranks(part);
+      if (i % 100 == 0) check_sum_of_ranks(copy);
+    }
+  };
+  make(50);
+  const long before = bluefog_test::resident_kilobytes();
+  make(500);
+  CHECK(bluefog_test::resident_kilobytes() - before < 8000);  // MPI's own tables grow a little
+}
+
+TEST_CASE("requests complete at every thread level, and other threads may wait where it allows",
+          "[mpi][threads]") {
+  communicator<mpi_backend> comm;
+  std::vector<double> values(1000, comm.rank());
+  const double sum = comm.size() * (comm.size() - 1) / 2.0;
+  auto request = bluefog::allreduce_nonblocking(comm, values, values, reduce_op::sum);
+  if (comm.transport().any_thread()) {
+    std::thread([&] { request.wait(); }).join();
+    CHECK(values == std::vector<double>(1000, sum));
+    std::thread([&] { check_sum_of_ranks(comm); }).join();
+    return;
+  }
+  request.wait();
+  CHECK(values == std::vector<double>(1000, sum));
+
+  std::string using_it;
+  std::string making_it;
+  std::thread([&] {
+    try {
+      bluefog::allreduce(comm, values, values);
+    } catch (const bluefog::usage_error& problem) {
+      using_it = problem.what();
+    }
+    try {
+      mpi_backend another(MPI_COMM_SELF);
+    } catch (const bluefog::usage_error& problem) {
+      making_it = problem.what();
+    }
+  }).join();
+  const std::string granted = bluefog::mpi::library::thread_level() == MPI_THREAD_SINGLE
+                                  ? "MPI_THREAD_SINGLE"
+                                  : "MPI_THREAD_FUNNELED";
+  for (const auto& text : {using_it, making_it}) {
+    CHECK_THAT(text, ContainsSubstring(granted));
+    CHECK_THAT(text, ContainsSubstring("MPI_THREAD_SERIALIZED"));
+  }
+  check_sum_of_ranks(comm);  // nothing was sent
+}
