@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Starts whole MPI jobs that end in many ways, and checks exit status, output and time.
+
+usage: run_jobs.py [--only NAME] [--flavour NAME] PROGRAM -- LAUNCHER WORD...
+
+LAUNCHER WORD... is what starts two ranks. Bounds on time are those of the promise, and are widened by
+what the same launcher needs for a job that does nothing wrong.
+"""
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+
+class Job:
+    """One scenario: what its whole job has to look like."""
+
+    def __init__(self, scenario, fails, says=(), never=(), within=None, environment=(), alone=False):
+        self.scenario, self.fails, self.says, self.never = scenario, fails, says, never
+        self.within, self.environment, self.alone = within, dict(environment), alone
+
+
+NOISE = [r"MPI_ERR", r"MPI_Abort|MPI_ABORT", r"after MPI_FINALIZE", r"[Ss]egmentation", r"terminate called",
+         r"\berror\]"]
+PATIENCE = {"BLUEFOG_STALL_WARNING": "1", "BLUEFOG_TIMEOUT": "3"}
+JOBS = [
+    # An exception on one rank ends the job soon, with that rank's message.
+    Job("throw", True, [r"error\] rank 1: the data are gone"], within=2),
+    Job("catch-outside", True, [r"caught: the data are gone", r"error\] rank 1: an exception ended"], within=2),
+    Job("terminate", True, [r"error\] rank 1: std::terminate"], within=2),
+    # One that is dealt with ends nothing.
+    Job("catch-inside", False, ["rank 1 goes on", "rank 0 is done", "rank 1 is done"], NOISE),
+    Job("recover", False, ["rank 0 is done", "rank 1 is done"], NOISE),
+    Job("lose-a-part", False, ["rank 0 is done", "rank 1 is done"], NOISE),
+    # MPI is initialised and finalised once, by whoever was first.
+    Job("plain", False, ["rank 0 is done", "rank 1 is done"], NOISE),
+    Job("global", False, ["rank 0 is done", "rank 1 is done"], NOISE),
+    Job("again", False, ["rank 0 is done", "rank 1 is done"], NOISE),
+    Job("user-initializes", False, ["rank 1 is done", "sum 2"], NOISE),
+    Job("user-finalizes", False, ["rank 1 is done", "late: mpi_backend: MPI has been finalized"], NOISE),
+    # A rank that is gone or silent does not hold the others for ever.
+    Job("killed", True, within=8),
+    Job("late", True, [r"stall on rank 0: allreduce", r"rank 0: allreduce.*timed out.*rank 1"], within=5,
+        environment=PATIENCE),
+    Job("late-caught", True, [r"caught: allreduce.*timed out.*rank 1"], within=6, environment=PATIENCE),
+    Job("exit", True, [r"rank 0: the program ends with transfers"], within=3),
+    # Started by a launcher of another MPI, each process would be rank 0 of 1.
+    Job("plain", True, [r"Open MPI's mpirun started 2 ranks \(OMPI_COMM_WORLD_SIZE=2\) but MPI sees one"],
+        alone=True, environment={"OMPI_COMM_WORLD_SIZE": "2"}),
+    Job("plain", True, [r"MPICH's mpiexec .* started 4 ranks \(PMI_SIZE=4\) but MPI sees one"], alone=True,
+        environment={"PMI_SIZE": "4"}),
+    Job("plain", True, [r"Slurm's srun started 3 ranks \(SLURM_STEP_NUM_TASKS=3\)"], alone=True,
+        environment={"SLURM_STEP_NUM_TASKS": "3"}),
+    Job("plain", False, ["rank 0 is done"], NOISE, alone=True, environment={"SLURM_NTASKS": "3"}),
+    Job("plain", False, ["rank 0 is done"], NOISE, alone=True,
+        environment={"SLURM_STEP_NUM_TASKS": "3", "BLUEFOG_ALLOW_SINGLETON": "1"}),
+]
+
+
+def run(command, environment):
+    """Returns exit status, output and seconds; a job that does not end counts as status None."""
+    start = time.monotonic()
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               env={**os.environ, **environment}, start_new_session=True, text=True, errors="replace")
+    try:
+        output, _ = process.communicate(timeout=60)
+        status = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        status = None
+    return status, output, time.monotonic() - start
+
+
+def problems_of(job, status, output, seconds, usual):
+    if status is None:
+        yield "did not end within 60 s"
+        return
+    if job.fails != (status != 0):
+        yield f"exit status {status}"
+    for pattern in job.says:
+        if not re.search(pattern, output):
+            yield f"does not say /{pattern}/"
+    for pattern in job.never:
+        if re.search(pattern, output):
+            yield f"says /{pattern}/"
+    if job.within and seconds > job.within + 2 * usual:
+        yield f"took {seconds:.1f} s, with {usual:.1f} s for a job without a fault"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="the scenario of this name")
+    parser.add_argument("--flavour", default="Open MPI", help="what the launcher is: Open MPI or MPICH")
+    parser.add_argument("program")
+    parser.add_argument("launcher", nargs="+")
+    arguments = parser.parse_args()
+
+    usual = run([*arguments.launcher, arguments.program, "plain"], {})[2]
+    failed = 0
+    for job in JOBS:
+        if arguments.only not in (None, job.scenario):
+            continue
+        if job.alone and arguments.flavour == "MPICH" and "PMI_SIZE" in job.environment:
+            continue  # its own launcher's variable: the library believes it
+        command = [arguments.program, job.scenario]
+        if not job.alone:
+            command = [*arguments.launcher, *command]
+        status, output, seconds = run(command, job.environment)
+        found = list(problems_of(job, status, output, seconds, usual))
+        name = " ".join([job.scenario, *(f"{k}={v}" for k, v in sorted(job.environment.items()))])
+        print(f"{'FAILED' if found else 'passed'} {seconds:5.1f} s  {name}", flush=True)
+        if found:
+            failed += 1
+            print("\n".join(["  " + text for text in found] + ["  | " + line for line in output.splitlines()]))
+    print(f"{failed} jobs failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
