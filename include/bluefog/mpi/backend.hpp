@@ -100,15 +100,7 @@ class mpi_backend {
   }
 
   [[nodiscard]] mpi_backend subset(std::span<const int> members, std::uint64_t serial) {
-    const auto lock = mpi::library::serialize();
-    MPI_Group all = MPI_GROUP_NULL;
-    mpi::check(MPI_Comm_group(group_.get(), &all), "MPI_Comm_group");
-    const mpi::unique_group everybody(all);
-    MPI_Group some = MPI_GROUP_NULL;
-    mpi::check(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some),
-               "MPI_Group_incl");
-    const mpi::unique_group chosen(some);
-    return mpi_backend(mailbox_->create(some, serial), limit_);
+    return mpi_backend(mailbox_->create(members, serial), limit_);
   }
 
   void post(int peer, std::uint64_t number) { mailbox_->post(peer, number); }

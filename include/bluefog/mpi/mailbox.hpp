@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <list>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include <mpi.h>
@@ -42,11 +43,19 @@ class mailbox {
   ///
   /// Here, since Open MPI sends what this takes as ordinary messages of the given tag, which must
   /// not mix with those of operations. Letters have tag 0.
-  [[nodiscard]] unique_communicator create(MPI_Group members, std::uint64_t serial) const {
+  [[nodiscard]] unique_communicator create(std::span<const int> members,
+                                           std::uint64_t serial) const {
     const auto lock = library::serialize();
+    MPI_Group everybody = MPI_GROUP_NULL;
+    check(MPI_Comm_group(group_.get(), &everybody), "MPI_Comm_group");
+    const unique_group all(everybody);
+    MPI_Group some = MPI_GROUP_NULL;
+    check(MPI_Group_incl(everybody, static_cast<int>(members.size()), members.data(), &some),
+          "MPI_Group_incl");
+    const unique_group chosen(some);
     MPI_Comm made = MPI_COMM_NULL;
     const int tag = 1 + static_cast<int>(serial % 32767);
-    check(MPI_Comm_create_group(group_.get(), members, tag, &made), "MPI_Comm_create_group");
+    check(MPI_Comm_create_group(group_.get(), some, tag, &made), "MPI_Comm_create_group");
     return unique_communicator(made);
   }
 
