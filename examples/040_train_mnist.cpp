@@ -178,9 +178,9 @@ int main(int argc, char** argv) {
 }
 
 // Expected output, with the digits that quickstart.sh fetches:
+// clang-format off
 // <number> ranks (mpi), adapt_with_combine, 4500 images to learn from, 500 to test on
-// epoch 1/10   loss <number>  accuracy <number>  distance <number>  <number> images/s  <number>
-// bytes/step
+// epoch 1/10   loss <number>  accuracy <number>  distance <number>  <number> images/s  <number> bytes/step
 // ...
-// epoch 10/10  loss <number>  accuracy <number>  distance <number>  <number> images/s  <number>
-// bytes/step
+// epoch 10/10  loss <number>  accuracy <number>  distance <number>  <number> images/s  <number> bytes/step
+// clang-format on
