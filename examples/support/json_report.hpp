@@ -2,11 +2,10 @@
 #pragma once
 
 #include <fstream>
+#include <stdexcept>
 #include <string>
 
 #include <nlohmann/json.hpp>
-
-#include "idx.hpp"
 
 namespace example {
 
@@ -16,11 +15,11 @@ namespace example {
 ///     report.write({{"epoch", 3}, {"accuracy", 0.96}});
 class json_report {
  public:
-  /// \throws data_error if `file` cannot be written. An empty name means no report.
+  /// \throws std::runtime_error if `file` cannot be written. An empty name means no report.
   explicit json_report(const std::string& file) {
     if (file.empty()) return;
     out_.open(file);
-    if (!out_) throw data_error(file, "cannot be written");
+    if (!out_) throw std::runtime_error(file + ": cannot be written");
   }
 
   /// Adds a line, which is in the file when this returns.
