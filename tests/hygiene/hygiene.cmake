@@ -13,6 +13,10 @@ add_test(NAME hygiene.finds_what_it_looks_for
   COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/check_tree_test.py)
 set_tests_properties(hygiene.finds_what_it_looks_for PROPERTIES LABELS hygiene TIMEOUT 60)
 
+add_test(NAME hygiene.documents
+  COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/check_documents.py ${PROJECT_SOURCE_DIR})
+set_tests_properties(hygiene.documents PROPERTIES LABELS hygiene TIMEOUT 60)
+
 # A program of its own for each public header, with this project's warnings.
 add_test(NAME hygiene.headers_compile_alone
   COMMAND ${CMAKE_COMMAND} --build ${PROJECT_BINARY_DIR} --target all_verify_interface_header_sets)
