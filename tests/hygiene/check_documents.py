@@ -40,7 +40,7 @@ def faults(root, document):
             yield f"{document}:{line}: there is no file {name}"
         elif not stands_in(block, (root / name).read_text()):
             yield f"{document}:{line}: this block does not stand in {name}"
-    for match in re.finditer(r"\]\((?!https?:|#)([^)#\s]+)", text):
+    for match in re.finditer(r"\]\((?!https?:|#)([^)#\s]+)(?:#[^)\s]*)?\)", text):
         line = text[: match.start()].count("\n") + 1
         if not ((root / document).parent / match.group(1)).exists():
             yield f"{document}:{line}: there is no file {match.group(1)}"
