@@ -7,3 +7,4 @@
 #include <bluefog/optim/gradient_allreduce.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
+#include <bluefog/optim/state.hpp>

@@ -75,6 +75,7 @@ class averaging final : public gradient_listener {
       rebuild(all, self);
     } else {
       arena_.reattach();
+      if (!watch_.intact()) watch(self);
     }
   }
 
@@ -82,22 +83,25 @@ class averaging final : public gradient_listener {
   void forward_passed() {
     if (plan_.passes == counted::backwards) return;
     by_forwards_ = true;
-    any_pass_ = true;
+    any_pass_ = pass_since_step_ = true;
     counter().count("forward");
     pass();
   }
   void backward_began(int number, bool anew) override {
     if (by_forwards_) return;
     if (anew) counter().forget_foreign();
-    any_pass_ = true;
+    any_pass_ = pass_since_step_ = true;
     counter().count_backward(number);
     pass();
   }
   void gradient_ready(std::size_t /*index*/) override {}
 
-  /// Makes a step count as a pass where there was no other sign of one: gradients set by hand.
+  /// Makes a step count as a pass where there could be no other sign of one: gradients set by hand,
+  /// or parameters reloaded just before the backward.
   void step_began() {
-    if (!any_pass_) counter().count("step");
+    if (!any_pass_ || (!by_forwards_ && !pass_since_step_ && !watch_.intact()))
+      counter().count("step");
+    pass_since_step_ = false;
   }
 
   /// \return the runs of parameters that travel.
@@ -136,10 +140,14 @@ class averaging final : public gradient_listener {
 
   void rebuild(const groups& all, const std::shared_ptr<averaging>& self) {
     arena_ = parameter_arena(names_);
+    watch(self);
+    signature_ = signature(all);
+  }
+
+  void watch(const std::shared_ptr<averaging>& self) {
     watch_ = gradient_watch(self);
     for (std::size_t i = 0; i < arena_.size(); ++i)
       if (arena_.tensor(i).requires_grad()) watch_.add(arena_.tensor(i), i);
-    signature_ = signature(all);
   }
 
   // Which parameters there are and which of them learn.
@@ -154,6 +162,7 @@ class averaging final : public gradient_listener {
   averaging_plan plan_;
   bool by_forwards_ = false;  // from the first call of forward() on
   bool any_pass_ = false;
+  bool pass_since_step_ = false;
   std::vector<named_tensor> names_;
   std::vector<std::pair<const void*, bool>> signature_;
   parameter_arena arena_;

@@ -23,8 +23,11 @@ namespace bluefog::optim {
 ///
 /// Gradients are reduced in buckets, each as soon as it is complete, beside the rest of the
 /// backward. *Is* the user's optimizer, with its state. With `backward_passes_per_step` = J the sum
-/// of J backwards is reduced once. Construction and steps that communicate are collective. If a
-/// reduction fails, the step throws, the parameters are unchanged and the gradients unspecified.
+/// of J backwards is reduced once. A window that contains a local step ends by averaging parameters
+/// instead; from then on momenta may differ over ranks, so later windows average parameters as
+/// well, and replicas are equal after every step that communicates. Construction and steps that
+/// communicate are collective. If a reduction fails, the step throws, the parameters are unchanged
+/// and the gradients unspecified.
 ///
 /// \tparam Inner  the user's optimizer, moved in; not LBFGS.
 template <steppable Inner, backend Backend>
@@ -63,7 +66,7 @@ class gradient_allreduce : public Inner {
   /// Calls the model's forward and returns what it returns.
   template <module_like Model, class... Inputs>
   decltype(auto) forward(Model& model, Inputs&&... inputs) {
-    refresh();
+    if (c10::GradMode::is_enabled()) refresh();
     return call_forward(model, std::forward<Inputs>(inputs)...);
   }
 
@@ -105,6 +108,7 @@ class gradient_allreduce : public Inner {
       if (shared_->synchronized() && !*skip_) warn_of_missing_guard();
       shared_->synchronize();
       Inner::step();
+      if (shared_->states_differ()) shared_->average_parameters();
     }
     shared_->window_ended();
     return loss;
@@ -115,11 +119,12 @@ class gradient_allreduce : public Inner {
     if (shared_->counter().passes() == 0 && !shared_->local_steps()) return;
     refresh();
     if (shared_->local_steps()) {
-      if (shared_->counter().pending() > 0) Inner::step();
+      if (shared_->counter().unused() > 0) Inner::step();
       shared_->average_parameters();
     } else {
       shared_->synchronize();
       Inner::step();
+      if (shared_->states_differ()) shared_->average_parameters();
     }
     shared_->window_ended();
   }

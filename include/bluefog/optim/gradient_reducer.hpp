@@ -61,6 +61,7 @@ class gradient_reducer final : public gradient_listener {
   void refresh(const groups& all, const std::shared_ptr<gradient_reducer>& self) {
     if (signature(all) == signature_) {
       buckets_.expect_unchanged();
+      if (!watch_.intact()) watch(self);
       return;
     }
     for (const auto& added : named_parameters(all, torch::nn::Module())) {
@@ -78,7 +79,7 @@ class gradient_reducer final : public gradient_listener {
       buckets_.discard();
       resend_ = true;
     }
-    any_pass_ = true;
+    any_pass_ = pass_since_step_ = true;
     counter_.count_backward(number);
   }
 
@@ -92,15 +93,21 @@ class gradient_reducer final : public gradient_listener {
   [[nodiscard]] bool synchronized() const noexcept { return synchronized_; }
   /// \return whether a local step was made since the last communication.
   [[nodiscard]] bool local_steps() const noexcept { return local_steps_; }
+  /// \return whether ranks have ever stepped apart, so that momenta may differ.
+  [[nodiscard]] bool states_differ() const noexcept { return states_differ_; }
   /// A step was taken with the gradients of this rank alone.
   void local_step_taken() {
-    if (counter_.pending() > 0) local_steps_ = true;  // else they were equal on all ranks
+    // Without a new backward the gradients were still those of all ranks.
+    if (counter_.unused() > 0) local_steps_ = states_differ_ = true;
     counter_.stepped();
   }
 
-  /// Makes a step count as a pass where there was no other sign of one: gradients set by hand.
+  /// Makes a step count as a pass where there could be no other sign of one: gradients set by hand,
+  /// or parameters reloaded just before the backward.
   void step_began() {
-    if (!any_pass_) counter_.count("step");
+    if (!any_pass_ || (!pass_since_step_ && !synchronized_ && !watch_.intact()))
+      counter_.count("step");
+    pass_since_step_ = false;
   }
 
   /// Reduces what is not yet reduced and leaves the results in place. If it fails, the window is
@@ -182,13 +189,17 @@ class gradient_reducer final : public gradient_listener {
   }
 
   void rebuild(const groups& all, const std::shared_ptr<gradient_reducer>& self) {
-    std::vector<named_tensor> learning;
+    learning_.clear();
     for (const auto& each : names_)
-      if (each.tensor.requires_grad()) learning.push_back(each);
-    buckets_ = gradient_buckets(learning, options_);
-    watch_ = gradient_watch(self);
-    for (std::size_t i = 0; i < learning.size(); ++i) watch_.add(learning[i].tensor, i);
+      if (each.tensor.requires_grad()) learning_.push_back(each);
+    buckets_ = gradient_buckets(learning_, options_);
+    watch(self);
     signature_ = signature(all);
+  }
+
+  void watch(const std::shared_ptr<gradient_reducer>& self) {
+    watch_ = gradient_watch(self);
+    for (std::size_t i = 0; i < learning_.size(); ++i) watch_.add(learning_[i].tensor, i);
   }
 
   [[nodiscard]] static std::vector<std::pair<const void*, bool>> signature(const groups& all) {
@@ -203,11 +214,14 @@ class gradient_reducer final : public gradient_listener {
   gradient_allreduce_options options_;
   pass_counter counter_;
   std::vector<named_tensor> names_;
+  std::vector<named_tensor> learning_;
   std::vector<std::pair<const void*, bool>> signature_;
   bool any_pass_ = false;
+  bool pass_since_step_ = false;
   bool synchronized_ = false;
   bool resend_ = false;
   bool local_steps_ = false;
+  bool states_differ_ = false;
   gradient_buckets buckets_;
   gradient_watch watch_;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -46,7 +47,7 @@ class gradient_watch {
   gradient_watch(const gradient_watch&) = delete;
   gradient_watch& operator=(const gradient_watch&) = delete;
   ~gradient_watch() {
-    for (auto& [node, key] : watched_) node->del_post_hook(key);
+    for (const auto& it : watched_) it.node->del_post_hook(it.key);
   }
 
   explicit gradient_watch(std::weak_ptr<gradient_listener> listener)
@@ -58,7 +59,15 @@ class gradient_watch {
     auto node = torch::autograd::impl::grad_accumulator(parameter);
     const auto key = node->add_post_hook(
         std::make_unique<hook>(sequence_, parameter.unsafeGetTensorImpl(), index));
-    watched_.emplace_back(std::move(node), key);
+    watched_.push_back({parameter, std::move(node), key});
+  }
+
+  /// \return whether all hooks are where gradients arrive. A parameter that `torch::load` has
+  /// reloaded has another place for them.
+  [[nodiscard]] bool intact() const {
+    return std::ranges::all_of(watched_, [](const watched& it) {
+      return torch::autograd::impl::try_get_grad_accumulator(it.parameter) == it.node;
+    });
   }
 
  private:
@@ -99,7 +108,13 @@ class gradient_watch {
     weak_gradient last_{at::Tensor().getIntrusivePtr()};
   };
 
-  std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, std::uintptr_t>> watched_;
+  struct watched {
+    at::Tensor parameter;
+    std::shared_ptr<torch::autograd::Node> node;
+    std::uintptr_t key;
+  };
+
+  std::vector<watched> watched_;
   std::shared_ptr<sequence> sequence_;
 };
 

@@ -31,6 +31,7 @@ class pass_counter {
   void count(std::string_view kind) {
     if (passes_ >= wanted_) complain(kind);
     ++passes_;
+    ++unused_;
   }
   /// Counts a backward. \param number  the autograd engine's, unique in this process.
   void count_backward(int number) {
@@ -44,11 +45,16 @@ class pass_counter {
   [[nodiscard]] bool just_due() const noexcept { return passes_ == wanted_; }
   [[nodiscard]] int passes() const noexcept { return passes_; }
   [[nodiscard]] int wanted() const noexcept { return wanted_; }
+  /// \return how many passes no step has used yet.
+  [[nodiscard]] int unused() const noexcept { return unused_; }
   /// \return how many backwards no step has used yet.
   [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
 
   /// A step has used the gradients that are there; the window goes on.
-  void stepped() { backward_ledger::consume(std::exchange(pending_, {})); }
+  void stepped() {
+    backward_ledger::consume(std::exchange(pending_, {}));
+    unused_ = 0;
+  }
   /// The window is over.
   void reset() {
     stepped();
@@ -57,8 +63,10 @@ class pass_counter {
   /// Gradients have been cleared: backwards that only other optimizers stepped on were not meant
   /// for this one, and are not counted.
   void forget_foreign() {
-    passes_ -= static_cast<int>(
+    const auto foreign = static_cast<int>(
         std::erase_if(pending_, [](int number) { return backward_ledger::consumed(number); }));
+    passes_ -= foreign;
+    unused_ -= foreign;
   }
 
  private:
@@ -78,6 +86,7 @@ class pass_counter {
   int wanted_;
   miscount on_miscount_;
   int passes_ = 0;
+  int unused_ = 0;
   bool warned_ = false;
   std::vector<int> pending_;  // backwards that no step of this optimizer has used
 };

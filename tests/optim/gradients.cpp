@@ -1,0 +1,553 @@
+// SPDX-License-Identifier: Apache-2.0
+// gradient_allreduce: windows, what may be lost, what travels.
+#include <cstdint>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <bluefog/optim/adapt_then_combine.hpp>
+#include <bluefog/optim/gradient_allreduce.hpp>
+#include <bluefog/tensor/allreduce.hpp>
+
+#include "simulation.hpp"
+
+namespace {
+
+using namespace bluefog;
+using namespace bluefog_test;
+using optim::gradient_allreduce;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+/// One parameter named "weight".
+struct holder : torch::nn::Module {
+  explicit holder(at::Tensor initial) { weight = register_parameter("weight", std::move(initial)); }
+  at::Tensor weight;
+};
+
+/// A scalar loss whose gradient in `parameter` is `gradient`.
+at::Tensor linear_loss(const at::Tensor& parameter, const at::Tensor& gradient) {
+  return (parameter * gradient).sum();
+}
+
+template <class Comm>
+void require_equal_on_ranks(Comm& comm, const torch::nn::Module& module,
+                            std::source_location where = std::source_location::current()) {
+  require_close(allreduce(comm, flatten(module)), flatten(module), 1e-12, where);
+}
+
+/// The mean over ranks of the gradients of the sum of the losses of `steps`, at `net`.
+std::vector<at::Tensor> mean_gradient(mlp& net, int ranks, const std::vector<int>& steps) {
+  at::Tensor sum = torch::zeros({}, at::kDouble);
+  for (int rank = 0; rank < ranks; ++rank)
+    for (const int step : steps) sum = sum + loss_in_step(step)(net, rank) / ranks;
+  return torch::autograd::grad({sum}, net->parameters());
+}
+
+template <class Comm>
+void backward(mlp& net, Comm& comm, int step) {
+  loss_in_step(step)(net, comm.rank()).backward();
+}
+
+}  // namespace
+
+TEST_CASE("gradients are clipped after synchronize", "[optim][gradients][clip][thread]") {
+  captured_log log;
+  for (const int ranks : {1, 2, 3})
+    run_threads(ranks, [](communicator<thread_backend>& comm) {
+      holder model(torch::zeros({2}, at::kDouble));
+      gradient_allreduce optimizer(SGD(model.parameters(), 1.0), model, comm);
+      const auto of_rank = [](int rank) {
+        return rank == 0   ? torch::tensor({3.0, 0.0}, at::kDouble)
+               : rank == 1 ? torch::tensor({0.0, 4.0}, at::kDouble)
+                           : torch::zeros({2}, at::kDouble);
+      };
+      linear_loss(model.weight, of_rank(comm.rank())).backward();
+      optimizer.synchronize();
+      at::Tensor mean = torch::zeros({2}, at::kDouble);
+      for (int rank = 0; rank < comm.size(); ++rank) mean += of_rank(rank) / comm.size();
+      require_close(model.weight.grad(), mean, 1e-15);
+      torch::nn::utils::clip_grad_norm_(model.parameters(), 1.0);
+      const double norm = mean.norm().item<double>();
+      const auto clipped = norm > 1 ? mean / norm : mean;
+      require_close(model.weight.grad(), clipped, 1e-5);
+      if (comm.size() == 2)
+        require_close(model.weight.grad(), torch::tensor({0.6, 0.8}, at::kDouble), 1e-5);
+      const at::Tensor used = model.weight.grad().clone();
+      {
+        auto guard = optimizer.skip_synchronize();
+        optimizer.step();
+      }
+      require_close(model.weight, -used, 1e-15);
+      optimizer.zero_grad();
+    });
+  CHECK(log.count("") == 0);
+}
+
+TEST_CASE("a step after synchronize without the guard does not average again, and warns once",
+          "[optim][gradients][thread]") {
+  captured_log log;
+  run_threads(3, [](communicator<thread_backend>& comm) {
+    holder model(torch::zeros({2}, at::kDouble));
+    gradient_allreduce optimizer(SGD(model.parameters(), 1.0), model, comm, {.op = reduce_op::sum});
+    for (int step = 1; step <= 3; ++step) {
+      linear_loss(model.weight, torch::ones({2}, at::kDouble)).backward();
+      optimizer.synchronize();
+      optimizer.step();
+      optimizer.zero_grad();
+      require_close(model.weight, torch::full({2}, -3.0 * step, at::kDouble), 1e-15);
+    }
+  });
+  CHECK(log.count("skip_synchronize") == 3);
+  CHECK(log.count("") == 3);
+}
+
+RANKS_TEST("a step reduces the gradients once, and a local one nothing", "[optim][gradients]") {
+  const int n = comm.size();
+  mlp net = make_mlp(0);
+  gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
+                               {.backward_passes_per_step = 2});
+  const auto bytes = [&](auto&& act) {
+    const auto before = comm.statistics().bytes_sent;
+    act();
+    return comm.statistics().bytes_sent - before;
+  };
+  const auto one = [&] { backward(net, comm, 1); };
+  const double elements = 5 * 16 + 16 + 16 * 16 + 16 + 2 * 16 + 2 + 6;  // and one flag each
+  require_equal(bytes(one), std::int64_t{0});
+  const auto whole = bytes([&] {
+    one();
+    optimizer.step();
+  });
+  require_near(static_cast<double>(whole), 2.0 * (n - 1) / n * elements * 8, 16);
+  optimizer.zero_grad();
+  one();
+  require_equal(bytes([&] { optimizer.step(); }), std::int64_t{0});  // local
+}
+
+RANKS_TEST("J backwards are reduced as one, divided by J or not", "[optim][gradients]") {
+  for (const bool average : {true, false}) {
+    mlp net = make_mlp(0), alone = make_mlp(0);
+    gradient_allreduce optimizer(
+        SGD(net->parameters(), 0.1), net, comm,
+        {.backward_passes_per_step = 3, .average_aggregated_gradients = average});
+    for (int round = 0; round < 3; ++round) {
+      optimizer.zero_grad(round != 1);  // also with gradients that stay where they are
+      for (const int step : {1, 2, 3}) backward(net, comm, 3 * round + step);
+      optimizer.step();
+      const auto gradient =
+          mean_gradient(alone, comm.size(), {3 * round + 1, 3 * round + 2, 3 * round + 3});
+      const torch::NoGradGuard no_grad;
+      auto parameters = alone->parameters();
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        parameters[i] -= 0.1 * gradient[i] / (average ? 3 : 1);
+      require_close(flatten(*net), flatten(*alone), 1e-12);
+    }
+  }
+}
+
+TEST_CASE("windows with local steps end with equal replicas",
+          "[optim][gradients][counting][thread]") {
+  captured_log log;
+  for (const int ranks : {1, 2, 3})
+    run_threads(ranks, [](communicator<thread_backend>& comm) {
+      for (const std::string_view sequence : {"FsFsFS", "FFsFS", "FsFFS", "FsFsFSFFFSFFsFS"}) {
+        mlp net = make_mlp(0);
+        gradient_allreduce optimizer(SGD(net->parameters(), SGDOptions(0.1).momentum(0.9)), net,
+                                     comm, {.backward_passes_per_step = 3});
+        int seed = 0;
+        for (const char each : sequence) {
+          if (each == 'F') {
+            backward(net, comm, ++seed);
+            continue;
+          }
+          const auto before = comm.statistics().operations;
+          optimizer.step();
+          optimizer.zero_grad();
+          if (each == 's') require_equal(comm.statistics().operations, before);
+          if (each == 'S') {
+            require_equal(optimizer.passes_since_communication(), 0);
+            require_equal_on_ranks(comm, *net);
+          }
+        }
+      }
+    });
+  CHECK(log.count("") == 0);
+}
+
+RANKS_TEST("a cut window is stepped locally, reduced at once, or an error", "[optim][gradients]") {
+  using optim::partial_window;
+  {
+    mlp net = make_mlp(0);
+    gradient_allreduce optimizer(
+        SGD(net->parameters(), 0.1), net, comm,
+        {.backward_passes_per_step = 4, .partial_window = partial_window::error});
+    for (const int step : {1, 2, 3}) backward(net, comm, step);
+    require_contains(require_throws<usage_error>([&] { optimizer.step(); }), "3 of 4");
+    require_same_parameters(*net, *make_mlp(0));
+    backward(net, comm, 4);
+    optimizer.step();
+  }
+  const auto expected = [&](const std::vector<int>& steps) {
+    mlp alone = make_mlp(0);
+    const auto gradient = mean_gradient(alone, comm.size(), steps);
+    const torch::NoGradGuard no_grad;
+    auto parameters = alone->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      parameters[i] -= 0.1 * gradient[i] / static_cast<double>(steps.size());
+    return flatten(*alone);
+  };
+  for (const bool by_step : {true, false}) {
+    mlp net = make_mlp(0);
+    gradient_allreduce optimizer(
+        SGD(net->parameters(), 0.1), net, comm,
+        {.backward_passes_per_step = 4,
+         .partial_window = by_step ? partial_window::flush : partial_window::local});
+    for (const int step : {1, 2, 3}) backward(net, comm, step);
+    by_step ? static_cast<void>(optimizer.step()) : optimizer.flush();
+    require_close(flatten(*net), expected({1, 2, 3}), 1e-12);
+    require_equal(optimizer.passes_since_communication(), 0);
+    optimizer.zero_grad();
+    optimizer.flush();  // nothing to end
+    require_close(flatten(*net), expected({1, 2, 3}), 1e-12);
+  }
+  {  // a flush after local steps: what was not stepped on is, then parameters are averaged
+    mlp net = make_mlp(0);
+    gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
+                                 {.backward_passes_per_step = 4});
+    backward(net, comm, 1);
+    optimizer.step();
+    optimizer.zero_grad();
+    backward(net, comm, 2);
+    optimizer.flush();
+    at::Tensor mean = torch::zeros_like(flatten(*net));
+    for (int rank = 0; rank < comm.size(); ++rank) {
+      mlp alone = make_mlp(0);
+      SGD plain(alone->parameters(), 0.1);
+      for (const int step : {1, 2}) {
+        plain.zero_grad();
+        loss_in_step(step)(alone, rank).backward();
+        plain.step();
+      }
+      mean += flatten(*alone) / comm.size();
+    }
+    require_close(flatten(*net), mean, 1e-12);
+  }
+}
+
+TEST_CASE("a backward too many warns, and is reduced with the others",
+          "[optim][gradients][thread]") {
+  captured_log log;
+  for (const int ranks : {1, 2, 3})
+    run_threads(ranks, [](communicator<thread_backend>& comm) {
+      mlp net = make_mlp(0), alone = make_mlp(0);
+      gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
+                                   {.average_aggregated_gradients = false, .bucket_bytes = 300});
+      for (const bool none : {true, false}) {
+        optimizer.zero_grad(none);
+        backward(net, comm, 1);
+        backward(net, comm, 2);
+        optimizer.step();
+        const auto gradient = mean_gradient(alone, comm.size(), {1, 2});
+        const torch::NoGradGuard no_grad;
+        auto parameters = alone->parameters();
+        for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i];
+        require_close(flatten(*net), flatten(*alone), 1e-12);
+      }
+    });
+  CHECK(log.count("backward_passes_per_step is 1") == 6);
+}
+
+TEST_CASE("zero_grad refuses to lose a backward, and names synchronize",
+          "[optim][gradients][thread]") {
+  captured_log log;
+  for (const int ranks : {1, 2, 3})
+    run_threads(ranks, [](communicator<thread_backend>& comm) {
+      mlp net = make_mlp(0), alone = make_mlp(0);
+      gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm);
+      backward(net, comm, 1);
+      const auto text = require_throws<usage_error>([&] { optimizer.zero_grad(); });
+      require_contains(text, "synchronize()");
+      require_contains(text, "1 backward ");
+      optimizer.step();
+      optimizer.zero_grad();
+      const auto after_first = flatten(*net);
+      backward(net, comm, 2);
+      optimizer.synchronize();  // the results may be dropped
+      optimizer.zero_grad();
+      require_equal(optimizer.passes_since_communication(), 0);
+      backward(net, comm, 3);
+      optimizer.reset_passes();  // or the gradients as they are
+      optimizer.zero_grad();
+      require_same(flatten(*net), after_first);
+      backward(net, comm, 4);
+      optimizer.step();
+      require_equal_on_ranks(comm, *net);
+    });
+  CHECK(log.count("") == 0);
+}
+
+TEST_CASE("a generator and a discriminator with a wrapper each", "[optim][gradients][thread]") {
+  for (const int ranks : {1, 2, 4})
+    for (const bool by_module : {false, true}) {
+      captured_log log;
+      run_threads(ranks, [&](communicator<thread_backend>& comm) {
+        mlp generator(2, 8), discriminator(2, 8);
+        mlp plain_generator(2, 8), plain_discriminator(2, 8);
+        int seed = 1;
+        for (auto* net : {&generator, &discriminator, &plain_generator, &plain_discriminator}) {
+          (*net)->to(at::kDouble);
+          fill(**net, 1 + seed++ % 2);
+        }
+        const auto options = SGDOptions(0.05).momentum(0.5);
+        gradient_allreduce generates(SGD(generator->parameters(), options), generator, comm);
+        gradient_allreduce judges(SGD(discriminator->parameters(), options), discriminator, comm);
+        SGD plain_generates(plain_generator->parameters(), options);
+        SGD plain_judges(plain_discriminator->parameters(), options);
+        const auto judge_loss = [](mlp& g, mlp& d, int step, int rank) {
+          const int data = 50 * step + rank;
+          return d->forward(values({4, 2}, data)).square().mean() -
+                 torch::tanh(d->forward(g->forward(values({4, 2}, data + 7)).detach())).mean();
+        };
+        const auto generator_loss = [](mlp& g, mlp& d, int step, int rank) {
+          return d->forward(g->forward(values({4, 2}, 50 * step + rank + 9))).square().mean();
+        };
+        const auto mean = [&](const auto& loss, int step) {
+          at::Tensor sum = torch::zeros({}, at::kDouble);
+          for (int rank = 0; rank < comm.size(); ++rank)
+            sum = sum + loss(plain_generator, plain_discriminator, step, rank);
+          return sum / comm.size();
+        };
+        for (int step = 0; step < 20; ++step) {
+          by_module ? discriminator->zero_grad() : judges.zero_grad();
+          judge_loss(generator, discriminator, step, comm.rank()).backward();
+          judges.step();
+          by_module ? generator->zero_grad() : generates.zero_grad();
+          generator_loss(generator, discriminator, step, comm.rank()).backward();
+          generates.step();
+
+          plain_judges.zero_grad();
+          mean(judge_loss, step).backward();
+          plain_judges.step();
+          plain_generates.zero_grad();
+          mean(generator_loss, step).backward();
+          plain_generates.step();
+        }
+        require_close(flatten(*generator), flatten(*plain_generator), 1e-10);
+        require_close(flatten(*discriminator), flatten(*plain_discriminator), 1e-10);
+      });
+      CHECK(log.count("") == 0);
+    }
+}
+
+TEST_CASE("a generator and a discriminator that average parameters", "[optim][counting][thread]") {
+  captured_log log;
+  run_threads(4, [&](communicator<thread_backend>& comm) {
+    mlp generator(2, 8), discriminator(2, 8);
+    generator->to(at::kDouble);
+    discriminator->to(at::kDouble);
+    fill(*generator, comm.rank());
+    fill(*discriminator, 10 + comm.rank());
+    const auto all = optim::communication_type::allreduce;
+    optim::adapt_then_combine generates(SGD(generator->parameters(), 0.05), generator, comm,
+                                        {.communication = all});
+    optim::adapt_then_combine judges(SGD(discriminator->parameters(), 0.05), discriminator, comm,
+                                     {.communication = all});
+    for (int step = 0; step < 20; ++step) {
+      judges.zero_grad();
+      discriminator->forward(generator->forward(values({4, 2}, step)).detach()).mean().backward();
+      judges.step();
+      generates.zero_grad();
+      discriminator->forward(generator->forward(values({4, 2}, step))).square().mean().backward();
+      generates.step();
+      require_equal_on_ranks(comm, *generator);
+      require_equal_on_ranks(comm, *discriminator);
+    }
+  });
+  CHECK(log.count("") == 0);
+}
+
+RANKS_TEST("parameters used on one rank or on none", "[optim][gradients][unused]") {
+  const int n = comm.size();
+  mlp net = make_mlp(0);
+  gradient_allreduce optimizer(SGD(net->parameters(), 1.0), net, comm, {.bucket_bytes = 64});
+  const auto gradient = values({16, 5}, 3);
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    auto loss = linear_loss(net->last->bias, torch::ones({2}, at::kDouble));
+    if (comm.rank() == 0) loss = loss + linear_loss(net->first->weight, gradient);
+    loss.backward();
+    optimizer.synchronize();
+    require_close(net->first->weight.grad(), gradient / n, 1e-15);
+    require_close(net->last->bias.grad(), torch::ones({2}, at::kDouble), 1e-15);
+    require(!net->second->weight.grad().defined(), "a gradient out of nothing");
+    auto guard = optimizer.skip_synchronize();
+    optimizer.step();
+  }
+  require_same(net->second->weight, make_mlp(0)->second->weight);
+}
+
+RANKS_TEST("parameters frozen and unfrozen on all ranks, groups added", "[optim][gradients]") {
+  mlp net = make_mlp(0), alone = make_mlp(0);
+  SGD inner(net->first->parameters(), 0.1);
+  gradient_allreduce optimizer(std::move(inner), net, comm);
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup(net->last->parameters()));
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup(net->second->parameters()));
+  SGD plain(alone->parameters(), 0.1);
+  for (int step = 0; step < 6; ++step) {
+    if (step == 1)
+      for (auto* each : {&net, &alone}) (*each)->second->weight.requires_grad_(false);
+    if (step == 3)
+      for (auto* each : {&net, &alone}) (*each)->second->weight.requires_grad_(true);
+    if (step == 4) {
+      for (auto* each : {&net, &alone}) (*each)->second->weight.requires_grad_(false);
+      require_equal(optimizer.passes_since_communication(), 0);
+    }
+    optimizer.zero_grad();
+    plain.zero_grad();
+    backward(net, comm, step);
+    optimizer.step();
+    at::Tensor sum = torch::zeros({}, at::kDouble);
+    for (int rank = 0; rank < comm.size(); ++rank)
+      sum = sum + loss_in_step(step)(alone, rank) / comm.size();
+    sum.backward();
+    plain.step();
+    require_close(flatten(*net), flatten(*alone), 1e-12);
+  }
+}
+
+RANKS_TEST("gradients travel compressed and are summed in single precision",
+           "[optim][gradients][compression]") {
+  const int n = comm.size();
+  for (const auto compression : {optim::compression::fp16, optim::compression::bf16}) {
+    holder model(torch::zeros({4}, at::kFloat));
+    gradient_allreduce optimizer(SGD(model.parameters(), 1.0), model, comm,
+                                 {.compression = compression});
+    const at::Tensor gradient = compression == optim::compression::fp16
+                                    ? torch::tensor({30000.0, 6e-8, 1.0, 1 + comm.rank() * 1.0})
+                                    : torch::tensor({1e30, 6e-8, 1.0, 1 + comm.rank() * 1.0});
+    const auto before = comm.statistics().bytes_sent;
+    linear_loss(model.weight, gradient).backward();
+    optimizer.step();
+    require_near(static_cast<double>(comm.statistics().bytes_sent - before),
+                 2.0 * (n - 1) / n * 5 * 2, 4);
+    const at::Tensor mean = model.weight.grad();
+    require(mean.scalar_type() == at::kFloat, "the gradient's own type");
+    for (const int i : {0, 1, 2}) {
+      const double got = mean[i].item<double>(), wanted = gradient[i].item<double>();
+      require_near(got / wanted, 1, 0.01);
+    }
+    require_near(mean[3].item<double>(), (n + 1) / 2.0, 0.02);
+    require_same(model.weight, -mean);
+  }
+}
+
+RANKS_TEST("sums, predivision, and refused options", "[optim][gradients]") {
+  const int n = comm.size();
+  holder model(torch::zeros({3}, at::kDouble));
+  {
+    gradient_allreduce optimizer(SGD(model.parameters(), 1.0), model, comm,
+                                 {.op = reduce_op::sum, .predivide = 4});
+    linear_loss(model.weight, torch::full({3}, 1.0 + comm.rank(), at::kDouble)).backward();
+    optimizer.synchronize();
+    require_close(model.weight.grad(), torch::full({3}, n * (n + 1) / 2.0, at::kDouble), 1e-13);
+  }
+  const auto refused = [&](optim::gradient_allreduce_options options) {
+    return require_throws<usage_error>(
+        [&] { gradient_allreduce(SGD(model.parameters(), 1.0), model, comm, options); });
+  };
+  require_contains(refused({.backward_passes_per_step = 0}), "backward_passes_per_step");
+  require_contains(refused({.op = reduce_op::max}), "max");
+  require_contains(refused({.predivide = 0}), "predivide");
+  require_contains(refused({.bucket_bytes = -1}), "bucket_bytes");
+}
+
+RANKS_TEST("sparse gradients are refused by name, or sent as dense ones", "[optim][gradients]") {
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(6, 2).sparse(true));
+  table->to(at::kDouble);
+  fill(*table, 1);
+  const auto loss = [&] { return table->forward(torch::tensor({comm.rank() % 6, 0})).sum(); };
+  {
+    gradient_allreduce optimizer(SGD(table->parameters(), 1.0), table, comm);
+    const auto text = require_throws<usage_error>([&] { loss().backward(); });
+    require_contains(text, "\"weight\" is sparse");
+    require_contains(text, "sparse_as_dense");
+  }
+  table->zero_grad();
+  const auto before = table->weight.clone();
+  gradient_allreduce optimizer(SGD(table->parameters(), 1.0), table, comm,
+                               {.sparse_as_dense = true});
+  loss().backward();
+  optimizer.step();
+  auto expected = before.clone();
+  for (int rank = 0; rank < comm.size(); ++rank)
+    for (const int row : {rank % 6, 0})
+      expected[row] -= torch::ones({2}, at::kDouble) / comm.size();
+  require_close(table->weight, expected, 1e-12);
+}
+
+RANKS_TEST("a converted model is an error of gradient_allreduce too", "[optim][gradients]") {
+  mlp net = make_mlp(0);
+  gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm);
+  net->to(at::kFloat);
+  const auto text = require_throws<usage_error>([&] { optimizer.zero_grad(); });
+  require_contains(text, "was Double [2] on cpu when it was wrapped and is Float");
+}
+
+RANKS_TEST("gradient_allreduce moves, goes in flight, and takes closures", "[optim][gradients]") {
+  mlp net = make_mlp(0), alone = make_mlp(0);
+  using wrapper = gradient_allreduce<SGD, typename Comm::backend_type>;
+  auto first = std::make_unique<wrapper>(SGD(net->parameters(), 0.1), net, comm);
+  backward(net, comm, 1);
+  wrapper moved(std::move(*first));
+  first.reset();
+  moved.step();
+  moved.zero_grad();
+  const auto loss = moved.step([&] {
+    auto value = loss_in_step(2)(net, comm.rank());
+    value.backward();
+    return value;
+  });
+  require(loss.defined());
+  for (const int step : {1, 2}) {
+    const auto gradient = mean_gradient(alone, comm.size(), {step});
+    const torch::NoGradGuard no_grad;
+    auto parameters = alone->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i];
+  }
+  require_close(flatten(*net), flatten(*alone), 1e-12);
+  moved.zero_grad();
+  {
+    wrapper last(std::move(moved));
+    backward(net, comm, 3);
+  }
+  require_close(flatten(*net), flatten(*alone), 1e-12);
+}
+
+RANKS_TEST("a model reloaded under gradient_allreduce goes on learning", "[optim][gradients]") {
+  mlp net = make_mlp(0), alone = make_mlp(0);
+  gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm);
+  for (int step = 0; step < 4; ++step) {
+    if (step == 1 || step == 2) {
+      std::stringstream stream;
+      mlp other = make_mlp(20 + step);
+      torch::save(other, stream);
+      if (step == 2) optimizer.zero_grad();
+      torch::load(net, stream);
+      fill(*alone, 20 + step);
+    }
+    if (step != 2) optimizer.zero_grad();
+    backward(net, comm, step);
+    optimizer.step();
+    const auto gradient = mean_gradient(alone, comm.size(), {step});
+    const torch::NoGradGuard no_grad;
+    auto parameters = alone->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i];
+    require_close(flatten(*net), flatten(*alone), 1e-12);
+  }
+}

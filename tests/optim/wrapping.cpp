@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: Apache-2.0
+// Life with a wrapped optimizer: what users do to models and optimizers between steps.
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <bluefog/optim/adapt_then_combine.hpp>
+#include <bluefog/optim/adapt_with_combine.hpp>
+#include <bluefog/topology/fully_connected.hpp>
+
+#include "simulation.hpp"
+
+namespace {
+
+using namespace bluefog;
+using namespace bluefog_test;
+using optim::adapt_then_combine;
+using optim::adapt_with_combine;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+template <class Optimizer>
+void train(Optimizer& optimizer, mlp& net, int rank, int step) {
+  optimizer.zero_grad();
+  loss_in_step(step)(net, rank).backward();
+  optimizer.step();
+}
+
+/// A simulation in which every rank has plain SGD with momentum.
+simulation simulated_sgd(int ranks) {
+  return {ranks, [](mlp& net) {
+            return std::make_unique<SGD>(net->parameters(), SGDOptions(0.1).momentum(0.9));
+          }};
+}
+SGD sgd_of(mlp& net) {
+  return SGD(net->parameters(), SGDOptions(0.1).momentum(0.9));
+}
+
+template <class Value>
+std::string saved(const Value& value) {
+  std::ostringstream stream;
+  torch::save(value, stream);
+  return stream.str();
+}
+template <class Value>
+void restore(const std::string& bytes, Value& value) {
+  std::istringstream stream(bytes);
+  torch::load(value, stream);
+}
+
+}  // namespace
+
+RANKS_TEST("the model keeps its tensors, in one piece of memory", "[optim][arena]") {
+  mlp net = make_mlp(comm.rank());
+  const at::Tensor held = net->first->weight;
+  const at::Tensor before = held.clone();
+  auto* const object = net->first->weight.unsafeGetTensorImpl();
+  adapt_with_combine optimizer(sgd_of(net), net, comm);
+  require_equal(net->first->weight.unsafeGetTensorImpl(), object);
+  require_same(held, before);
+  train(optimizer, net, comm.rank(), 0);
+  require_same(held, net->first->weight);
+  require(!torch::equal(held, before), "a step changes what the user holds");
+  const auto distance = static_cast<char*>(net->first->bias.data_ptr()) -
+                        static_cast<char*>(net->first->weight.data_ptr());
+  require_equal(distance, 16 * 5 * 8);
+  for (const auto& each : net->parameters())
+    require_equal(static_cast<std::int64_t>(each.storage().nbytes()), each.numel() * 8);
+}
+
+RANKS_TEST("a model saves the same with and without a wrapper, which saves itself",
+           "[optim][saving]") {
+  mlp net = make_mlp(3);
+  const std::string plain = saved(net);
+  adapt_with_combine optimizer(torch::optim::Adam(net->parameters(), 0.01), net, comm);
+  require_equal(saved(net).size(), plain.size());
+  mlp loaded = make_mlp(0);
+  restore(saved(net), loaded);
+  require_same_parameters(*loaded, *net);
+
+  for (int step = 0; step < 3; ++step) train(optimizer, net, comm.rank(), step);
+  optimizer.param_groups()[0].options().set_lr(0.005);
+  const std::string model = saved(net), state = saved(optimizer);
+  train(optimizer, net, comm.rank(), 3);
+  train(optimizer, net, comm.rank(), 4);
+
+  mlp again;
+  again->to(at::kDouble);
+  adapt_with_combine resumed(torch::optim::Adam(again->parameters(), 0.9), again, comm);
+  restore(model, again);
+  restore(state, resumed);
+  require_equal(resumed.round(), std::int64_t{3});
+  require_equal(resumed.param_groups()[0].options().get_lr(), 0.005);
+  train(resumed, again, comm.rank(), 3);
+  train(resumed, again, comm.rank(), 4);
+  require_same_parameters(*again, *net);
+}
+
+RANKS_TEST("the state of a plain optimizer can be loaded into the wrapper", "[optim][saving]") {
+  auto all = simulated_sgd(comm.size());
+  mlp net = make_mlp(comm.rank());
+  SGD plain = sgd_of(net);
+  for (int step = 0; step < 2; ++step) train(plain, net, comm.rank(), step);
+  const std::string state = saved(plain);
+  mlp other = make_mlp(comm.rank());
+  adapt_then_combine optimizer(SGD(other->parameters(), 0.7), other, comm);
+  restore(saved(net), other);
+  restore(state, optimizer);
+  require_equal(optimizer.round(), std::int64_t{0});
+  adapt_then_combine moved_in(std::move(plain), net, comm);  // keeps its momentum
+  train(optimizer, other, comm.rank(), 5);
+  train(moved_in, net, comm.rank(), 5);
+  require_same_parameters(*other, *net);
+}
+
+RANKS_TEST("groups keep their own rates, and a scheduler drives them", "[optim][groups]") {
+  simulation::make_optimizer make = [](mlp& net) {
+    auto optimizer = std::make_unique<SGD>(net->first->parameters(), SGDOptions(0.2).momentum(0.9));
+    torch::optim::OptimizerParamGroup rest(net->second->parameters(),
+                                           std::make_unique<SGDOptions>(0.05));
+    optimizer->add_param_group(rest);
+    optimizer->add_param_group(torch::optim::OptimizerParamGroup(net->last->parameters()));
+    return optimizer;
+  };
+  simulation all(comm.size(), make);
+  std::vector<std::unique_ptr<torch::optim::StepLR>> schedulers;
+  for (int rank = 0; rank < comm.size(); ++rank)
+    schedulers.push_back(std::make_unique<torch::optim::StepLR>(all.optimizer(rank), 2, 0.5));
+  mlp net = make_mlp(comm.rank());
+  auto inner = make(net);
+  adapt_then_combine optimizer(std::move(static_cast<SGD&>(*inner)), net, comm,
+                               {.bucket_bytes = 400});
+  torch::optim::StepLR scheduler(optimizer, 2, 0.5);
+  for (int step = 0; step < 5; ++step) {
+    all.step(sequence::adapt_first, loss_in_step(step));
+    for (auto& each : schedulers) each->step();
+    train(optimizer, net, comm.rank(), step);
+    scheduler.step();
+  }
+  require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
+  require_equal(optimizer.param_groups().size(), std::size_t{3});
+  require_near(optimizer.param_groups()[1].options().get_lr(), 0.05 / 4, 1e-15);
+}
+
+RANKS_TEST("frozen parameters neither change nor travel, until they are unfrozen",
+           "[optim][frozen]") {
+  auto all = simulated_sgd(comm.size());
+  mlp net = make_mlp(comm.rank());
+  const auto freeze = [&](bool frozen) {
+    for (int rank = 0; rank < comm.size(); ++rank)
+      for (auto& each : all.net(rank)->second->parameters()) each.requires_grad_(!frozen);
+    for (auto& each : net->second->parameters()) each.requires_grad_(!frozen);
+  };
+  freeze(true);
+  adapt_with_combine optimizer(sgd_of(net), net, comm);
+  const at::Tensor frozen = net->second->weight.clone();
+  const auto bytes_of_step = [&](int step) {
+    all.step(sequence::combine_first, loss_in_step(step));
+    const auto before = comm.statistics().bytes_sent;
+    train(optimizer, net, comm.rank(), step);
+    return comm.statistics().bytes_sent - before;
+  };
+  const std::int64_t with_padding = (80 + 16 + 32 + 2) * 8;  // every part ends on 64 bytes
+  const std::int64_t sent = comm.size() == 1 ? 0 : with_padding;
+  for (int step = 0; step < 2; ++step) require_equal(bytes_of_step(step), sent);
+  require_same(net->second->weight, frozen);
+  freeze(false);
+  for (int step = 2; step < 5; ++step)
+    require_equal(bytes_of_step(step), comm.size() == 1 ? 0 : sent + (256 + 16) * 8);
+  require(!torch::equal(net->second->weight, frozen), "unfrozen parameters learn");
+  freeze(true);
+  require_equal(bytes_of_step(5), sent);
+  require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
+}
+
+RANKS_TEST("all parameters frozen at first, then all learning, counts from the first backward",
+           "[optim][frozen]") {
+  mlp net = make_mlp(comm.rank());
+  for (auto& each : net->parameters()) each.requires_grad_(false);
+  adapt_then_combine optimizer(sgd_of(net), net, comm);
+  for (auto& each : net->parameters()) each.requires_grad_(true);
+  train(optimizer, net, comm.rank(), 0);
+  require_equal(optimizer.round(), std::int64_t{1});
+}
+
+namespace {
+
+/// A matrix that is used twice under two names, and one that is not used.
+struct tied : torch::nn::Module {
+  tied() {
+    encoder = register_parameter("encoder", values({4, 4}, 1));
+    register_parameter("decoder", encoder);
+    unused = register_parameter("unused", values({4, 4}, 2));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return torch::matmul(torch::tanh(torch::matmul(x, encoder)), encoder.t());
+  }
+  at::Tensor encoder, unused;
+};
+
+}  // namespace
+
+RANKS_TEST("tied and unused parameters travel once", "[optim][tied]") {
+  tied net, alone;
+  adapt_then_combine optimizer(SGD(net.parameters(), 0.1), net, comm);
+  SGD plain(alone.parameters(), 0.1);
+  for (int step = 0; step < 3; ++step) {  // the same on every rank: averaging changes nothing
+    const auto before = comm.statistics().bytes_sent;
+    optimizer.zero_grad();
+    loss_of(optimizer.forward(net, values({3, 4}, step)), step).backward();
+    optimizer.step();
+    require_equal(comm.statistics().bytes_sent - before, comm.size() == 1 ? 0 : 2 * 16 * 8);
+    require_equal(optimizer.passes_since_communication(), 0);
+    plain.zero_grad();
+    loss_of(alone.forward(values({3, 4}, step)), step).backward();
+    plain.step();
+  }
+  require_same_parameters(net, alone);
+}
+
+RANKS_TEST("gradients clipped between backward and step are the ones used", "[optim][clip]") {
+  for (const bool combine_first : {true, false}) {
+    auto all = simulated_sgd(comm.size());
+    mlp net = make_mlp(comm.rank());
+    const auto clipped = [](mlp& model, int rank) {  // the gradient of a loss, clipped by hand
+      const auto gradients =
+          torch::autograd::grad({loss_in_step(rank)(model, rank)}, model->parameters());
+      at::Tensor square = torch::zeros({}, at::kDouble);
+      for (const auto& each : gradients) square += each.square().sum();
+      const auto factor = 0.01 / (square.sqrt() + 1e-6);
+      at::Tensor linear = torch::zeros({}, at::kDouble);
+      for (std::size_t i = 0; i < gradients.size(); ++i)
+        linear = linear + (model->parameters()[i] * gradients[i].detach() * factor).sum();
+      return linear;
+    };
+    const auto check = [&](auto& optimizer) {
+      for (int step = 0; step < 4; ++step) {
+        all.step(combine_first ? sequence::combine_first : sequence::adapt_first, clipped);
+        optimizer.zero_grad();
+        loss_in_step(comm.rank())(net, comm.rank()).backward();
+        torch::nn::utils::clip_grad_norm_(net->parameters(), 0.01);
+        optimizer.step();
+      }
+      require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-10);
+    };
+    if (combine_first) {
+      adapt_with_combine optimizer(sgd_of(net), net, comm);
+      check(optimizer);
+    } else {
+      adapt_then_combine optimizer(sgd_of(net), net, comm);
+      check(optimizer);
+    }
+  }
+}
+
+namespace {
+
+struct convolutional_impl : torch::nn::Module {
+  convolutional_impl() {
+    convolution =
+        register_module("convolution", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 3)));
+    norm = register_module("norm", torch::nn::BatchNorm2d(4));
+    same = register_module("same", torch::nn::Linear(4, 4));
+  }
+  at::Tensor forward(const at::Tensor& images) {
+    const auto seen = torch::relu(norm(convolution(images))).mean(at::IntArrayRef{2, 3});
+    return same(torch::tanh(same(seen)));  // one layer twice
+  }
+  torch::nn::Conv2d convolution{nullptr};
+  torch::nn::BatchNorm2d norm{nullptr};
+  torch::nn::Linear same{nullptr};
+};
+TORCH_MODULE_IMPL(convolutional, convolutional_impl);
+
+}  // namespace
+
+RANKS_TEST("a convolution in channels-last layout, batch norm and a layer used twice",
+           "[optim][layout]") {
+  const int n = comm.size();
+  std::vector<convolutional> nets;
+  std::vector<SGD> optimizers;
+  const auto make = [](int rank) {
+    convolutional net;
+    net->to(at::kDouble);
+    fill(*net, rank);
+    return net;
+  };
+  for (int rank = 0; rank < n; ++rank) {
+    nets.push_back(make(rank));
+    optimizers.emplace_back(nets.back()->parameters(), SGDOptions(0.1).momentum(0.9));
+  }
+  convolutional net = make(comm.rank());
+  net->convolution->weight.set_data(
+      net->convolution->weight.contiguous(at::MemoryFormat::ChannelsLast));
+  adapt_with_combine optimizer(SGD(net->parameters(), SGDOptions(0.1).momentum(0.9)), net, comm,
+                               topology::fully_connected(n));
+  require(net->convolution->weight.is_contiguous(at::MemoryFormat::ChannelsLast), "keeps layout");
+  for (int step = 0; step < 4; ++step) {
+    const auto loss = [&](convolutional& model, int rank) {
+      return loss_of(model->forward(values({2, 3, 6, 6}, 10 * step + rank)), rank);
+    };
+    for (int rank = 0; rank < n; ++rank) {
+      optimizers[static_cast<std::size_t>(rank)].zero_grad();
+      loss(nets[static_cast<std::size_t>(rank)], rank).backward();
+    }
+    {
+      const torch::NoGradGuard no_grad;
+      at::Tensor mean = torch::zeros_like(flatten(*nets[0]));
+      for (auto& each : nets) mean += flatten(*each) / n;
+      for (auto& each : nets) {
+        std::int64_t begin = 0;
+        for (auto& parameter : each->parameters()) {
+          parameter.copy_(mean.narrow(0, begin, parameter.numel()).view_as(parameter));
+          begin += parameter.numel();
+        }
+      }
+    }
+    for (auto& each : optimizers) each.step();
+
+    optimizer.zero_grad();
+    loss(net, comm.rank()).backward();
+    for (std::size_t i = 0; i < net->parameters().size(); ++i)  // the gradient at the old place
+      require_close(net->parameters()[i].grad(),
+                    nets[static_cast<std::size_t>(comm.rank())]->parameters()[i].grad(), 1e-10);
+    optimizer.step();
+    require_equal(optimizer.round(), std::int64_t{step + 1});
+  }
+  require_close(flatten(*net), flatten(*nets[static_cast<std::size_t>(comm.rank())]), 1e-10);
+  require(net->convolution->weight.is_contiguous(at::MemoryFormat::ChannelsLast), "keeps layout");
+}
+
+RANKS_TEST("a model reloaded between steps goes on from what was loaded", "[optim][reload]") {
+  for (const bool by_forward : {false, true})
+    for (const bool between : {false, true}) {  // zero_grad and forward, or before zero_grad
+      auto all = simulated_sgd(comm.size());
+      mlp net = make_mlp(comm.rank());
+      adapt_with_combine optimizer(sgd_of(net), net, comm);
+      for (int step = 0; step < 4; ++step) {
+        if (!between || step != 2) optimizer.zero_grad();
+        if (step == 2) {
+          for (int rank = 0; rank < comm.size(); ++rank) fill(*all.net(rank), 40 + rank);
+          restore(saved(make_mlp(40 + comm.rank())), net);
+          net->last->bias.set_data(net->last->bias.clone());
+        }
+        if (between && step == 2) static_cast<torch::optim::Optimizer&>(optimizer).zero_grad();
+        all.step(sequence::combine_first, loss_in_step(step));
+        if (by_forward) {
+          const int seed = 31 * step + comm.rank();
+          loss_of(optimizer.forward(net, values({4, 5}, seed)), seed).backward();
+        } else {
+          loss_in_step(step)(net, comm.rank()).backward();
+        }
+        optimizer.step();
+        const auto off = flatten(*net) - flatten(*all.net(comm.rank()));
+        require(off.abs().max().template item<double>() < 1e-12,
+                concat("step ", step, ", by forward ", by_forward, ", between ", between, " off ",
+                       off));
+      }
+    }
+}
+
+RANKS_TEST("a converted model is an error that names the parameter", "[optim][reload]") {
+  mlp net = make_mlp(comm.rank());
+  adapt_with_combine optimizer(sgd_of(net), net, comm);
+  train(optimizer, net, comm.rank(), 0);
+  net->to(at::kFloat);
+  const auto text = require_throws<usage_error>([&] { optimizer.zero_grad(); });
+  require_contains(text, "first.weight");
+  require_contains(text, "was Double when it was wrapped and is Float now");
+  net->to(at::kDouble);
+  train(optimizer, net, comm.rank(), 1);
+
+  net->last->bias.set_data(torch::zeros({3}, at::kDouble));
+  require_contains(require_throws<usage_error>([&] { optimizer.step(); }), "last.bias");
+  net->last->bias.set_data(torch::zeros({2}, at::kDouble));
+  train(optimizer, net, comm.rank(), 2);
+}
+
+RANKS_TEST("two tensors over one memory are refused by name", "[optim][tied]") {
+  mlp net = make_mlp(0);
+  mlp other = make_mlp(1);
+  other->last->bias.set_data(net->last->bias);
+  std::vector<at::Tensor> both = net->parameters();
+  for (const auto& each : other->parameters()) both.push_back(each);
+  const auto text =
+      require_throws<usage_error>([&] { adapt_with_combine(SGD(both, 0.1), net, comm); });
+  require_contains(text, "last.bias");
+}
+
+RANKS_TEST("groups added through the wrapper or through its base are averaged", "[optim][groups]") {
+  auto all = simulated_sgd(comm.size());
+  mlp net = make_mlp(comm.rank());
+  const auto options = [] { return std::make_unique<SGDOptions>(SGDOptions(0.1).momentum(0.9)); };
+  SGD first(net->first->parameters(), *options());
+  adapt_then_combine optimizer(std::move(first), net, comm);
+  optimizer.add_param_group({net->second->parameters(), options()});
+  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(
+      {net->last->parameters(), options()});
+  for (int step = 0; step < 4; ++step) {
+    all.step(sequence::adapt_first, loss_in_step(step));
+    train(optimizer, net, comm.rank(), step);
+  }
+  require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
+}
+
+RANKS_TEST("a closure is evaluated once, with gradients, and its loss returned",
+           "[optim][closure]") {
+  for (const bool combine_first : {true, false}) {
+    auto all = simulated_sgd(comm.size());
+    mlp net = make_mlp(comm.rank());
+    int calls = 0;
+    const auto check = [&](auto& optimizer) {
+      for (int step = 0; step < 3; ++step) {
+        all.step(combine_first ? sequence::combine_first : sequence::adapt_first,
+                 loss_in_step(step));
+        double inside = 0;
+        const torch::NoGradGuard no_grad;
+        const auto loss = optimizer.step([&] {
+          ++calls;
+          optimizer.zero_grad();
+          auto value = loss_in_step(step)(net, comm.rank());
+          value.backward();
+          inside = value.template item<double>();
+          return value;
+        });
+        require_equal(loss.template item<double>(), inside);
+      }
+      require_equal(calls, 3);
+      require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
+    };
+    if (combine_first) {
+      adapt_with_combine optimizer(sgd_of(net), net, comm);
+      check(optimizer);
+    } else {
+      adapt_then_combine optimizer(sgd_of(net), net, comm);
+      check(optimizer);
+    }
+  }
+}
+
+RANKS_TEST("a wrapper may move between backward and step", "[optim][lifetime]") {
+  auto all = simulated_sgd(comm.size());
+  mlp net = make_mlp(comm.rank());
+  std::optional<adapt_with_combine<SGD, typename Comm::backend_type>> holder;
+  {
+    adapt_with_combine optimizer(sgd_of(net), net, comm);
+    all.step(sequence::combine_first, loss_in_step(0));
+    loss_in_step(0)(net, comm.rank()).backward();
+    holder.emplace(std::move(optimizer));
+  }
+  holder->step();
+  for (int step = 1; step < 3; ++step) {
+    all.step(sequence::combine_first, loss_in_step(step));
+    train(*holder, net, comm.rank(), step);
+  }
+  require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
+}
+
+RANKS_TEST("a wrapper may go while its parameters are on their way", "[optim][lifetime]") {
+  mlp net = make_mlp(comm.rank());
+  const auto before = flatten(*net);
+  {
+    adapt_with_combine optimizer(sgd_of(net), net, comm);
+    loss_in_step(0)(net, comm.rank()).backward();
+  }
+  require_same(flatten(*net), before);
+  loss_in_step(1)(net, comm.rank()).backward();  // no hook is left behind
+  {
+    auto optimizer = std::make_unique<adapt_then_combine<SGD, typename Comm::backend_type>>(
+        sgd_of(net), net, comm);
+    train(*optimizer, net, comm.rank(), 2);
+  }
+  const auto after = flatten(*net);
+  SGD plain = sgd_of(net);
+  plain.zero_grad();
+  loss_in_step(3)(net, comm.rank()).backward();
+  plain.step();
+  require(!torch::equal(flatten(*net), after), "the parameters outlive the wrapper");
+}
+
+TEST_CASE("a rank that unwinds between backward and step does not wait for the others",
+          "[optim][lifetime][thread]") {
+  const auto run = [] {
+    run_threads(3, [](communicator<thread_backend>& comm) {
+      mlp net = make_mlp(comm.rank());
+      adapt_with_combine optimizer(sgd_of(net), net, comm);
+      if (comm.rank() == 1) {
+        loss_in_step(0)(net, 1).backward();
+        throw std::runtime_error("bad batch");
+      }
+      for (int step = 0; step < 2; ++step) train(optimizer, net, comm.rank(), step);
+    });
+  };
+  CHECK_THROWS_WITH(run(), "bad batch");
+}
