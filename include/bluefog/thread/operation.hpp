@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -56,13 +57,20 @@ class operation {
           std::rethrow_exception(failure);
         }
       }
-    if (!all) return false;
-    const auto group = std::exchange(fabric_, nullptr);
-    if (tag_.lane == channel::group)
-      if (const auto stray = group->drop_strays(rank_, tag_.oldest))
-        throw mismatch_error(concat("rank ", stray->sender, " sent a message of operation ",
-                                    stray->number, " that rank ", rank_, " does not receive"));
-    return true;
+    // A sender that nobody expects waits in vain, and so may this rank for it: look now and then.
+    constexpr unsigned polls_between_looks = 16;
+    if (!all && ++polls_ % polls_between_looks != 0) return false;
+    const auto stray =
+        tag_.lane == channel::group ? fabric_->drop_strays(rank_, tag_.oldest) : std::nullopt;
+    if (stray) {
+      const auto failure = std::make_exception_ptr(
+          mismatch_error(concat("rank ", stray->sender, " sent a message of operation ",
+                                stray->number, " that rank ", rank_, " does not receive")));
+      give_up(failure);
+      std::rethrow_exception(failure);
+    }
+    if (all) fabric_ = nullptr;
+    return all;
   }
 
   void abandon() noexcept {
@@ -87,6 +95,7 @@ class operation {
     std::swap(tag_, other.tag_);
     std::swap(receives_, other.receives_);
     std::swap(sends_, other.sends_);
+    std::swap(polls_, other.polls_);
   }
 
   // Afterwards nobody touches the memory of the messages, and the operation is complete.
@@ -101,6 +110,7 @@ class operation {
   message_tag tag_;
   std::vector<half_pointer> receives_;
   std::vector<half_pointer> sends_;
+  unsigned polls_ = 0;
 };
 
 static_assert(pending_operation<operation>);
