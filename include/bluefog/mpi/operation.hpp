@@ -73,13 +73,16 @@ class operation {
     if (parts_.empty() && !unexpected_) return true;
     const auto lock = threads::serialize();
     while (next_ < parts_.size()) {
-      if (!complete(parts_[next_])) return false;
+      if (!complete(parts_[next_])) {
+        look_while_waiting();
+        return false;
+      }
       ++next_;
     }
     if (!std::exchange(parts_, {}).empty()) library::operation_ended();
     const auto unexpected = std::move(unexpected_);
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-    if (tag_ && !abandoned_) unexpected->look(*tag_);
+    if (tag_ && !abandoned_) unexpected->look_seldom(*tag_);
     return true;
   }
 
@@ -106,6 +109,18 @@ class operation {
   }
 
  private:
+  // A sender whom this rank does not expect may be why the one that it waits for does not come.
+  void look_while_waiting() {
+    constexpr unsigned polls_between_looks = 256;
+    if (!tag_ || failure_ || abandoned_ || ++polls_ % polls_between_looks != 0) return;
+    try {
+      unexpected_->look(*tag_);
+    } catch (...) {
+      failure_ = std::current_exception();
+      cancel(part::everybody);
+    }
+  }
+
   // Tests one part; remembers the first failure. One at a time: any test makes progress for all,
   // and this way every library says which request failed.
   [[nodiscard]] bool complete(part& it) {
@@ -174,6 +189,7 @@ class operation {
   std::optional<message_tag> tag_;
   std::exception_ptr failure_;
   bool abandoned_ = false;
+  unsigned polls_ = 0;
 };
 
 static_assert(pending_operation<operation>);

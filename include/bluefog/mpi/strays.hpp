@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -33,9 +34,25 @@ class strays {
       if (is_running() && !arrived(each)) static_cast<void>(new auto(std::move(each.memory)));
   }
 
+  /// Calls `look` if that has not been done for a while.
+  void look_seldom(const message_tag& now) {
+    if (now.lane != channel::group) return;
+    constexpr int operations = 16;
+    constexpr auto time = std::chrono::milliseconds(1);
+    const auto moment = std::chrono::steady_clock::now();
+    {
+      const std::scoped_lock lock(mutex_);
+      if (++since_look_ < operations && moment - looked_ < time) return;
+      since_look_ = 0;
+      looked_ = moment;
+    }
+    look(now);
+  }
+
   /// Throws `mismatch_error` if a message has arrived for an operation that is over.
   ///
-  /// One probe where nothing is wrong. A stray message is taken out of the way.
+  /// One probe where nothing is wrong, which costs more than a short message. A stray message is
+  /// taken out of the way, so that its sender need not wait.
   void look(const message_tag& now) {
     if (now.lane != channel::group) return;
     const std::scoped_lock lock(mutex_);
@@ -110,6 +127,8 @@ class strays {
   std::list<dropped> dropped_;
   std::vector<int> late_;
   bool some_late_ = false;
+  int since_look_ = 0;  // operations that are over since the last look
+  std::chrono::steady_clock::time_point looked_{};
 };
 
 }  // namespace bluefog::mpi
