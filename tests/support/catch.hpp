@@ -19,6 +19,8 @@ using Catch::Matchers::ContainsSubstring;
 #include <catch2/catch.hpp>
 namespace bluefog_test {
 /// The matcher that Catch2 3 calls `ContainsSubstring`.
-inline auto ContainsSubstring(const std::string& text) { return Catch::Matchers::Contains(text); }
+inline auto ContainsSubstring(const std::string& text) {
+  return Catch::Matchers::Contains(text);
+}
 }  // namespace bluefog_test
 #endif
