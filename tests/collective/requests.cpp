@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <bluefog/collective.hpp>
@@ -10,9 +12,28 @@
 using namespace bluefog;
 using namespace bluefog_test;
 
+namespace {
+
+template <class In>
+concept starts = requires(communicator<thread_backend>& comm, In&& in, std::vector<float>& out) {
+  allreduce_nonblocking(comm, std::forward<In>(in), out);
+  allgather_nonblocking(comm, std::forward<In>(in));
+};
+
+}  // namespace
+
+TEST_CASE("a temporary array cannot be given to an operation that goes on after the call",
+          "[collective][request]") {
+  STATIC_REQUIRE(starts<std::vector<float>&>);
+  STATIC_REQUIRE(starts<const std::vector<float>&>);
+  STATIC_REQUIRE(starts<std::span<const float>>);
+  STATIC_REQUIRE_FALSE(starts<std::vector<float>>);
+}
+
 RANKS_TEST("many operations of all kinds are in flight in program order", "[collective][request]") {
   constexpr std::size_t rounds = 15;
   std::vector<std::vector<double>> sums(rounds), copies(rounds);
+  std::vector<std::vector<int>> own(rounds);
   std::vector<request<void>> requests;
   std::vector<request<std::vector<int>>> gathered;
   std::vector<request<std::string>> objects;
@@ -22,7 +43,8 @@ RANKS_TEST("many operations of all kinds are in flight in program order", "[coll
     copies[i].assign(count, comm.rank());
     requests.push_back(allreduce_nonblocking(comm, sums[i], sums[i], reduce_op::sum));
     requests.push_back(broadcast_nonblocking(comm, copies[i], static_cast<int>(i) % comm.size()));
-    gathered.push_back(allgather_nonblocking(comm, std::vector<int>(i, comm.rank())));
+    own[i].assign(i, comm.rank());
+    gathered.push_back(allgather_nonblocking(comm, own[i]));
     requests.push_back(barrier_nonblocking(comm));
     objects.push_back(broadcast_object_nonblocking(comm, std::string(i, 'a'), 0));
   }
@@ -46,7 +68,8 @@ RANKS_TEST("a request that is dropped is waited for", "[collective][request]") {
 }
 
 RANKS_TEST("a request hands its value over once", "[collective][request]") {
-  auto once = allgather_nonblocking(comm, std::vector<int>{comm.rank()});
+  const std::vector<int> own{comm.rank()};
+  auto once = allgather_nonblocking(comm, own);
   require_equal(once.wait().size(), static_cast<std::size_t>(comm.size()));
   require_throws<usage_error>([&] { once.wait(); });
 }

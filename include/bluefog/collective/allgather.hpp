@@ -117,6 +117,10 @@ template <class Range>
 concept gatherable =
     contiguous_elements<Range> && writable_elements<std::vector<std::ranges::range_value_t<Range>>>;
 
+/// The same, for operations that go on after the call.
+template <class Range>
+concept lasting_gatherable = gatherable<Range> && std::ranges::borrowed_range<Range>;
+
 }  // namespace detail
 
 /// Concatenates the values of all ranks, in rank order; ranks may have different numbers of them.
@@ -142,8 +146,8 @@ void allgather(communicator<Backend>& comm, const In& in, Out&& out,
 }
 
 /// Starts an `allgather`. `in` and `out` must outlive the request.
-template <backend Backend, contiguous_elements In, writable_elements Out>
-request<void> allgather_nonblocking(communicator<Backend>& comm, const In& in, Out&& out,
+template <backend Backend, lasting_elements In, lasting_writable_elements Out>
+request<void> allgather_nonblocking(communicator<Backend>& comm, In&& in, Out&& out,
                                     const call_options& options = {}) {
   const auto source = as_buffer(in);
   const auto target = as_mutable_buffer(out);
@@ -158,8 +162,8 @@ request<void> allgather_nonblocking(communicator<Backend>& comm, const In& in, O
 }
 
 /// Starts to concatenate the values of all ranks in a new vector. `in` must outlive the request.
-template <backend Backend, detail::gatherable In>
-[[nodiscard]] auto allgather_nonblocking(communicator<Backend>& comm, const In& in,
+template <backend Backend, detail::lasting_gatherable In>
+[[nodiscard]] auto allgather_nonblocking(communicator<Backend>& comm, In&& in,
                                          const call_options& options = {}) {
   using values = std::vector<std::ranges::range_value_t<In>>;
   const auto source = as_buffer(in);

@@ -78,8 +78,8 @@ void allreduce(communicator<Backend>& comm, const In& in, Out&& out,
 }
 
 /// Starts an `allreduce`. `in` and `out` must outlive the request.
-template <backend Backend, contiguous_elements In, writable_elements Out>
-request<void> allreduce_nonblocking(communicator<Backend>& comm, const In& in, Out&& out,
+template <backend Backend, lasting_elements In, lasting_writable_elements Out>
+request<void> allreduce_nonblocking(communicator<Backend>& comm, In&& in, Out&& out,
                                     reduce_op op = reduce_op::average,
                                     const allreduce_options& options = {}) {
   const auto source = as_buffer(in);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -9,6 +10,19 @@
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
+
+namespace bluefog {
+
+/// Elements that outlive the call that is given them: an lvalue, or a view such as std::span. A
+/// non-blocking operation would read a temporary vector after it is gone.
+template <class Range>
+concept lasting_elements = contiguous_elements<Range> && std::ranges::borrowed_range<Range>;
+
+/// Elements that outlive the call that is given them and may be written.
+template <class Range>
+concept lasting_writable_elements = writable_elements<Range> && std::ranges::borrowed_range<Range>;
+
+}  // namespace bluefog
 
 namespace bluefog::detail {
 

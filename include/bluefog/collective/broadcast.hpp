@@ -63,8 +63,8 @@ void broadcast(communicator<Backend>& comm, Values&& values, int root,
 }
 
 /// Starts a `broadcast`. `in` and `out` must outlive the request.
-template <backend Backend, contiguous_elements In, writable_elements Out>
-request<void> broadcast_nonblocking(communicator<Backend>& comm, const In& in, Out&& out, int root,
+template <backend Backend, lasting_elements In, lasting_writable_elements Out>
+request<void> broadcast_nonblocking(communicator<Backend>& comm, In&& in, Out&& out, int root,
                                     const call_options& options = {}) {
   const auto source = as_buffer(in);
   const auto target = as_mutable_buffer(out);
@@ -76,7 +76,7 @@ request<void> broadcast_nonblocking(communicator<Backend>& comm, const In& in, O
 }
 
 /// Starts to overwrite `values`, which must outlive the request, with those of the root.
-template <backend Backend, writable_elements Values>
+template <backend Backend, lasting_writable_elements Values>
 request<void> broadcast_nonblocking(communicator<Backend>& comm, Values&& values, int root,
                                     const call_options& options = {}) {
   return broadcast_nonblocking(comm, values, values, root, options);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -113,13 +115,28 @@ task reduce_natively(operation_context<Backend> context, const_buffer in, mutabl
   if (average) divide(out, context.size());
 }
 
-/// Combines the values of all ranks, natively where the transport can.
+/// A backend that knows when messages between the ranks beat its native allreduce.
+///
+/// Semantic requirements: the same answer on every rank for the same `bytes`.
+template <class B>
+concept selective_backend = allreducing_backend<B> && requires(const B& view, std::size_t bytes) {
+  { view.reduces_by_messages(bytes) } noexcept -> std::same_as<bool>;
+};
+
+template <allreducing_backend Backend>
+[[nodiscard]] bool reduces_natively(const Backend& transport, const_buffer in, reduce_op op) {
+  if (transport.size() == 1 || is_half(in.type)) return false;
+  if constexpr (selective_backend<Backend>)
+    if (transport.reduces_by_messages(in.bytes())) return false;
+  return transport.reduces(op == reduce_op::average ? reduce_op::sum : op, in.type);
+}
+
+/// Combines the values of all ranks, natively where the transport can and gains by it.
 template <backend Backend, class Owner>
 [[nodiscard]] task reduce_over_all(operation_context<Backend> context, const_buffer in,
                                    mutable_buffer out, reduce_op op, Owner owner) {
   if constexpr (allreducing_backend<Backend>) {
-    const auto native = op == reduce_op::average ? reduce_op::sum : op;
-    if (context.size() > 1 && !is_half(in.type) && context.transport().reduces(native, in.type))
+    if (reduces_natively(context.transport(), in, op))
       return reduce_natively(context, in, out, op, std::move(owner));
   }
   std::vector<int> ranks(static_cast<std::size_t>(context.size()));

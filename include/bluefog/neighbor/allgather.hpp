@@ -122,9 +122,9 @@ void neighbor_allgather(communicator<Backend>& comm, const In& in, Out&& out, co
 }
 
 /// Starts a `neighbor_allgather`. `in` and `out` must outlive the request.
-template <backend Backend, contiguous_elements In, writable_elements Out,
+template <backend Backend, lasting_elements In, lasting_writable_elements Out,
           neighbor_links Links = neighborhood>
-request<void> neighbor_allgather_nonblocking(communicator<Backend>& comm, const In& in, Out&& out,
+request<void> neighbor_allgather_nonblocking(communicator<Backend>& comm, In&& in, Out&& out,
                                              const Links& links, const call_options& options = {}) {
   const auto source = as_buffer(in);
   const auto target = as_mutable_buffer(out);
@@ -140,8 +140,8 @@ request<void> neighbor_allgather_nonblocking(communicator<Backend>& comm, const 
 }
 
 /// Starts to concatenate the values of neighbours in a new vector. `in` must outlive the request.
-template <backend Backend, detail::gatherable In, neighbor_links Links>
-[[nodiscard]] auto neighbor_allgather_nonblocking(communicator<Backend>& comm, const In& in,
+template <backend Backend, detail::lasting_gatherable In, neighbor_links Links>
+[[nodiscard]] auto neighbor_allgather_nonblocking(communicator<Backend>& comm, In&& in,
                                                   const Links& links,
                                                   const call_options& options = {}) {
   using values = std::vector<std::ranges::range_value_t<In>>;

@@ -75,9 +75,9 @@ void neighbor_allreduce(communicator<Backend>& comm, const In& in, Out&& out) {
 }
 
 /// Starts a `neighbor_allreduce`. `in` and `out` must outlive the request.
-template <backend Backend, contiguous_elements In, writable_elements Out,
+template <backend Backend, lasting_elements In, lasting_writable_elements Out,
           neighbor_links Links = neighborhood>
-request<void> neighbor_allreduce_nonblocking(communicator<Backend>& comm, const In& in, Out&& out,
+request<void> neighbor_allreduce_nonblocking(communicator<Backend>& comm, In&& in, Out&& out,
                                              const Links& links, const call_options& options = {}) {
   const auto source = as_buffer(in);
   const auto target = as_mutable_buffer(out);
@@ -91,8 +91,8 @@ request<void> neighbor_allreduce_nonblocking(communicator<Backend>& comm, const 
 }
 
 /// Starts averaging over the static exponential graph.
-template <backend Backend, contiguous_elements In, writable_elements Out>
-request<void> neighbor_allreduce_nonblocking(communicator<Backend>& comm, const In& in, Out&& out) {
+template <backend Backend, lasting_elements In, lasting_writable_elements Out>
+request<void> neighbor_allreduce_nonblocking(communicator<Backend>& comm, In&& in, Out&& out) {
   return neighbor_allreduce_nonblocking(comm, in, out, topology::exponential(comm.size()));
 }
 

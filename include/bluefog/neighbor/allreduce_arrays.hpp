@@ -32,6 +32,14 @@ template <class Range>
 concept writable_arrays =
     std::ranges::forward_range<Range> && writable_elements<std::ranges::range_reference_t<Range>>;
 
+/// Arrays that outlive the call that is given them: an lvalue, or a view.
+template <class Range>
+concept lasting_arrays = contiguous_arrays<Range> && std::ranges::borrowed_range<Range>;
+
+/// Arrays that outlive the call that is given them and may be written.
+template <class Range>
+concept lasting_writable_arrays = writable_arrays<Range> && std::ranges::borrowed_range<Range>;
+
 namespace detail {
 
 /// Arrays that are to travel together.
@@ -106,9 +114,9 @@ void neighbor_allreduce(communicator<Backend>& comm, const In& in, Out&& out, co
 }
 
 /// Starts to average many arrays. The arrays must outlive the request.
-template <backend Backend, contiguous_arrays In, writable_arrays Out,
+template <backend Backend, lasting_arrays In, lasting_writable_arrays Out,
           neighbor_links Links = neighborhood>
-request<void> neighbor_allreduce_nonblocking(communicator<Backend>& comm, const In& in, Out&& out,
+request<void> neighbor_allreduce_nonblocking(communicator<Backend>& comm, In&& in, Out&& out,
                                              const Links& links, const call_options& options = {}) {
   const detail::array_list arrays(in, out);
   const neighborhood own = detail::links_of("neighbor_allreduce", comm, links);

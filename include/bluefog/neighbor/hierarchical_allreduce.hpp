@@ -216,9 +216,9 @@ void hierarchical_neighbor_allreduce(communicator<Backend>& comm, const In& in, 
 }
 
 /// Starts a `hierarchical_neighbor_allreduce`. `in` and `out` must outlive the request.
-template <backend Backend, contiguous_elements In, writable_elements Out,
+template <backend Backend, lasting_elements In, lasting_writable_elements Out,
           neighbor_links Links = neighborhood>
-request<void> hierarchical_neighbor_allreduce_nonblocking(communicator<Backend>& comm, const In& in,
+request<void> hierarchical_neighbor_allreduce_nonblocking(communicator<Backend>& comm, In&& in,
                                                           Out&& out, const Links& links,
                                                           const call_options& options = {}) {
   const auto source = as_buffer(in);

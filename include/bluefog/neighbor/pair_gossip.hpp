@@ -66,9 +66,9 @@ void pair_gossip(communicator<Backend>& comm, const In& in, Out&& out, int peer,
 }
 
 /// Starts a `pair_gossip`. `in` and `out` must outlive the request.
-template <backend Backend, contiguous_elements In, writable_elements Out>
-request<void> pair_gossip_nonblocking(communicator<Backend>& comm, const In& in, Out&& out,
-                                      int peer, double self_weight = 0.5, double peer_weight = 0.5,
+template <backend Backend, lasting_elements In, lasting_writable_elements Out>
+request<void> pair_gossip_nonblocking(communicator<Backend>& comm, In&& in, Out&& out, int peer,
+                                      double self_weight = 0.5, double peer_weight = 0.5,
                                       const call_options& options = {}) {
   const auto source = as_buffer(in);
   const auto target = as_mutable_buffer(out);
