@@ -141,7 +141,7 @@ struct round_of_operations {
 }  // namespace
 
 TEST_CASE("delays and reordering change no value", "[backend][faults]") {
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+  for (std::uint64_t seed = 0; seed < 150; ++seed) {
     const int size = 1 + static_cast<int>(seed % 5);
     const bool check = seed % 2 == 1;
     const auto problem = on_faulty_threads(
