@@ -182,7 +182,8 @@ TEST_CASE("letters arrive in order beside the operations", "[mpi][backend]") {
   CHECK_FALSE(ranks.collect());
 }
 
-TEST_CASE("up to a thousand communicators, one after the other, leave nothing behind", "[mpi][backend]") {
+TEST_CASE("up to a thousand communicators, one after the other, leave nothing behind",
+          "[mpi][backend]") {
   communicator<mpi_backend> comm;
   const auto make = [&](int count) {
     for (int i = 0; i < count; ++i) {

@@ -79,6 +79,15 @@ class mpi_backend {
     return mpi::native(op, type) != MPI_OP_NULL;
   }
 
+  /// \return whether an allreduce by messages is no slower than `MPI_Iallreduce`: seen on shared
+  /// memory and TCP for few ranks, and for long values, which it combines in one pass.
+  [[nodiscard]] bool reduces_by_messages(std::size_t bytes) const noexcept {
+    constexpr int few = 4;
+    constexpr int several = 16;  // beyond, everybody sending to everybody at once crowds a network
+    constexpr std::size_t long_bytes = std::size_t{128} << 10;
+    return size_ <= few || (size_ <= several && bytes >= long_bytes);
+  }
+
   [[nodiscard]] mpi::operation allreduce(const_buffer in, mutable_buffer out, reduce_op op) {
     const auto size = static_cast<std::int64_t>(size_of(in.type));
     const auto longest = std::max<std::int64_t>(1, limit_ / size);
