@@ -24,7 +24,7 @@ RANKS_TEST("allgather concatenates unequal parts in rank order, for every dtype"
            "[collective][allgather]") {
   for (const dtype type : dtypes)
     with_type(type, [&]<class T>() {
-      for (const std::size_t scale : {0, 1, 3000}) {
+      for (const std::size_t scale : {0U, 1U, 3000U}) {
         std::vector<int> wanted;
         for (int rank = 0; rank < comm.size(); ++rank)
           for (std::size_t i = 0; i < share(rank, scale); ++i) wanted.push_back(sample(rank, i));

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <list>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -112,7 +114,7 @@ RANKS_TEST("allreduce in place gives what it gives out of place", "[collective][
 }
 
 RANKS_TEST("allreduce gives all ranks the same bits", "[collective][allreduce]") {
-  for (const std::size_t count : {7, 5000}) {
+  for (const std::size_t count : {7U, 5000U}) {
     std::vector<float> x(count);
     for (std::size_t i = 0; i < count; ++i)
       x[i] = std::sin(static_cast<float>(sample(comm.rank(), i) * (comm.rank() + 3)));
@@ -124,7 +126,7 @@ RANKS_TEST("allreduce gives all ranks the same bits", "[collective][allreduce]")
 
 RANKS_TEST("allreduce sums 16-bit floats in float32 and rounds once", "[collective][allreduce]") {
   if (comm.size() != 8) return;
-  for (const std::size_t count : {1, 3000}) {
+  for (const std::size_t count : {1U, 3000U}) {
     std::vector<bfloat16> x(count, bfloat16(comm.rank() == 0 ? 256.0F : 1.0F)), y(count);
     allreduce(comm, x, y, reduce_op::sum);
     for (const auto each : y) require_equal(static_cast<float>(each), 264.0F);  // 263 rounded
@@ -148,7 +150,7 @@ RANKS_TEST("one rank's NaN reaches every rank, whatever the operation", "[collec
       if constexpr (!std::is_integral_v<T>)
         for (const auto op : {reduce_op::average, reduce_op::sum, reduce_op::min, reduce_op::max,
                               reduce_op::product})
-          for (const std::size_t count : {3, 5000}) {
+          for (const std::size_t count : {3U, 5000U}) {
             values<T> x(count, [&](std::size_t i) {
               return i == 1 && comm.rank() == culprit ? std::numeric_limits<float>::quiet_NaN()
                                                       : 1.0F;
@@ -187,7 +189,7 @@ RANKS_TEST("allreduce refuses what it cannot do before anything is sent",
 RANKS_TEST("an allreduce within machines combines each machine's own ranks",
            "[collective][allreduce]") {
   auto machines = with_options(comm, {.nodes_per_machine = 2});
-  for (const std::size_t count : {1, 5000}) {
+  for (const std::size_t count : {1U, 5000U}) {
     const int first = comm.rank() / 2 * 2;
     const int members = std::min(2, comm.size() - first);
     std::vector<double> x(count, comm.rank()), y(count);
@@ -202,7 +204,7 @@ RANKS_TEST("an allreduce within machines combines each machine's own ranks",
 }
 
 RANKS_TEST("an allreduce counts 2(n-1)/n of its bytes as one message", "[collective][allreduce]") {
-  for (const std::size_t count : {1000, 100000}) {
+  for (const std::size_t count : {1000U, 100000U}) {
     std::vector<float> x(count);
     const auto traffic = traffic_of(comm, [&] { allreduce(comm, x, x); });
     const auto n = std::int64_t{comm.size()};

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include <bluefog/collective/barrier.hpp>

@@ -2,6 +2,7 @@
 #ifdef BLUEFOG_TEST_MPI
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <mpi.h>

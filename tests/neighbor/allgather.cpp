@@ -38,7 +38,7 @@ RANKS_TEST("neighbor_allgather concatenates what in-neighbours give, ascending, 
   const auto check = [&](const topology::graph auto& graph) {
     for (const dtype type : dtypes)
       with_type(type, [&]<class T>() {
-        for (const std::size_t scale : {0, 1, 3000}) {
+        for (const std::size_t scale : {0U, 1U, 3000U}) {
           std::vector<values<T>> parts;
           std::size_t total = 0;
           for (const int source : graph.in_neighbors(comm.rank()))
@@ -94,7 +94,7 @@ RANKS_TEST("an output of another length is refused by its owner, who holds up no
   if (n == 1) return;
   const topology::ring graph(n, topology::ring_style::right);
   const int source = *graph.in_neighbors(0).begin();
-  for (const std::size_t count : {3, 50000}) {
+  for (const std::size_t count : {3U, 50000U}) {
     const std::vector<float> mine(count, static_cast<float>(comm.rank()));
     std::vector<float> out(comm.rank() == 0 ? count + 1 : count);
     if (comm.rank() == 0) {

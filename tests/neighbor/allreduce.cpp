@@ -131,7 +131,7 @@ RANKS_TEST("a destination's weight acts on the sender and a source's on the rece
            "[neighbor][allreduce]") {
   const auto n = comm.size();
   const int left = (comm.rank() + n - 1) % n;
-  for (const std::size_t count : {1, 5000}) {
+  for (const std::size_t count : {1U, 5000U}) {
     std::vector<float> x(count), y(count);
     for (std::size_t i = 0; i < count; ++i) x[i] = static_cast<float>(sample(comm.rank(), i));
     const auto untouched = x;

@@ -53,7 +53,7 @@ RANKS_TEST("hierarchical averages follow their definition, for every layout, dty
     for (const dtype type : {dtype::float16, dtype::bfloat16, dtype::float32, dtype::float64})
       with_type(type, [&]<class T>() {
         if constexpr (!std::is_integral_v<T>)
-          for (const std::size_t count : {0, 1, 7, 5000}) {
+          for (const std::size_t count : {0U, 1U, 7U, 5000U}) {
             const auto fill = [&](std::size_t i) {
               return static_cast<float>(sample(laid_out.rank(), i));
             };

@@ -13,7 +13,7 @@ using namespace bluefog_test;
 
 RANKS_TEST("two ranks average while the others do something else", "[neighbor][pair_gossip]") {
   const int peer = comm.rank() ^ 1;
-  for (const std::size_t count : {0, 1, 5000}) {
+  for (const std::size_t count : {0U, 1U, 5000U}) {
     std::vector<float> x(count, static_cast<float>(comm.rank())), y(count);
     if (peer < comm.size()) {
       pair_gossip(comm, x, y, peer);

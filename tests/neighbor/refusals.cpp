@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include <chrono>
 #include <limits>
 #include <string>
@@ -138,7 +139,7 @@ RANKS_TEST("without check mode a message that nobody expects is found and is nev
 RANKS_TEST("a message of another length than expected is an error at its receiver",
            "[neighbor][refusal]") {
   if (comm.size() == 1) return;
-  for (const std::size_t count : {3, 30000}) {
+  for (const std::size_t count : {3U, 30000U}) {
     std::vector<float> x(comm.rank() == 0 ? count + 1 : count, 7.0F);
     const auto untouched = x;
     neighborhood links;
