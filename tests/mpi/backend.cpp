@@ -146,7 +146,8 @@ TEST_CASE("native collectives of any length are right, in pieces where they are 
           "[mpi][backend]") {
   mpi_backend ranks(MPI_COMM_WORLD, 1000);
   const int last = ranks.size() - 1;
-  for (const std::size_t count : {0, 1, 124, 125, 126, 250, 1000}) {  // 125 doubles are 1000 bytes
+  for (const std::size_t count :
+       {0UL, 1UL, 124UL, 125UL, 126UL, 250UL, 1000UL}) {  // 125 doubles are 1000 bytes
     std::vector<double> values(count);
     for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<double>(i) * (ranks.rank() + 1);
     std::vector<double> sums(count, -1);

@@ -56,7 +56,8 @@ TEST_CASE("messages of any length arrive whole, in pieces where they are long", 
   if (ranks.size() == 1) return;
   const int previous = (ranks.rank() + ranks.size() - 1) % ranks.size();
   std::uint64_t number = 0;
-  for (const std::size_t bytes : {0, 1, 999, 1000, 1001, 1999, 2000, 2500, 123456})
+  for (const std::size_t bytes :
+       {0UL, 1UL, 999UL, 1000UL, 1001UL, 1999UL, 2000UL, 2500UL, 123456UL})
     CHECK(around(ranks, bytes, bytes, number++) == pattern(bytes, previous));
 }
 
@@ -67,8 +68,8 @@ TEST_CASE("a message of another length is a mismatch that names the sender and t
   if (ranks.size() == 1) return;
   const int previous = (ranks.rank() + ranks.size() - 1) % ranks.size();
   std::uint64_t number = 0;
-  for (const std::size_t sent : {0, 8, 1000, 1500, 2000, 2500})
-    for (const std::size_t expected : {0, 8, 1000, 1500, 2000, 2500}) {
+  for (const std::size_t sent : {0UL, 8UL, 1000UL, 1500UL, 2000UL, 2500UL})
+    for (const std::size_t expected : {0UL, 8UL, 1000UL, 1500UL, 2000UL, 2500UL}) {
       if (sent == expected) continue;
       INFO(sent << " bytes sent, " << expected << " expected");
       std::string text;
