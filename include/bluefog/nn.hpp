@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Umbrella: data and module helpers for training on several ranks.
+// Umbrella: how ranks share a data set.
 
 #include <bluefog/nn/distributed_sampler.hpp>

@@ -64,8 +64,7 @@ template <backend Backend, class Owner>
 /// \param options  e.g. `{.scope = scope::machine}` to combine within each machine only.
 /// \throws usage_error if types or lengths differ or integers are to be averaged; nothing was sent.
 /// \throws timeout_error, transport_error, mismatch_error, peer_error; an `out` that is `in` is
-/// then
-///         unspecified.
+///         then unspecified.
 /// \note Sends 2(n-1)/n times the input where the algorithm is bandwidth-optimal.
 template <backend Backend, contiguous_elements In, writable_elements Out>
 void allreduce(communicator<Backend>& comm, const In& in, Out&& out,

@@ -47,7 +47,8 @@ class averaging_optimizer : public Inner {
     return shared_->mixing().type();
   }
 
-  /// Takes the place of the topology in the next communication, on this rank.
+  /// Takes the place of the topology in the next communication, on this rank. With
+  /// `start::after_forward` that one begins in the window's last forward: call it before.
   /// \throws usage_error if a rank or weight is wrong.
   void next(neighborhood links) { shared_->mixing().next(std::move(links)); }
 

@@ -26,8 +26,8 @@ namespace bluefog::optim {
 /// of J backwards is reduced once. A window that contains a local step ends by averaging parameters
 /// instead; from then on momenta may differ over ranks, so later windows average parameters as
 /// well, and replicas are equal after every step that communicates. Construction and steps that
-/// communicate are collective. If a reduction fails, the step throws, the parameters are unchanged
-/// and the gradients unspecified.
+/// communicate are collective. If a reduction of gradients fails, the step throws, the parameters
+/// are unchanged and the gradients unspecified; if an averaging of parameters fails, those are.
 ///
 /// \tparam Inner  the user's optimizer, moved in; not LBFGS.
 template <steppable Inner, backend Backend>

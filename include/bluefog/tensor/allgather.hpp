@@ -65,9 +65,8 @@ void issue_allgather(communicator<Backend>& comm, const at::Tensor& x, const cal
 /// belong to this one.
 ///
 /// \param x  dense, of any strides; the same type, number of dimensions and size but in the first
-/// on
-///           every rank; a tensor without dimensions counts as one row; a gradient required on all
-///           ranks or none.
+///           on every rank; a tensor without dimensions counts as one row; a gradient required on
+///           all ranks or none.
 /// \return the concatenation, contiguous (channels-last if x is).
 /// \throws usage_error if the tensor's type, layout or device is not supported; nothing was sent.
 /// \throws mismatch_error on every rank, before data travels, if types or sizes do not fit;

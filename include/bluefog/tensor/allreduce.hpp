@@ -87,9 +87,8 @@ request<at::Tensor> allreduce_nonblocking(communicator<Backend>& comm, const at:
 }
 
 /// Combines a tensor of all ranks in place. \return x.
-/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad
-/// mode
-///         is on. After any other error the values of `x` are unspecified.
+/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and
+///         grad mode is on. After any other error the values of `x` are unspecified.
 template <backend Backend>
 at::Tensor allreduce_(communicator<Backend>& comm, const at::Tensor& x,
                       reduce_op op = reduce_op::average, const allreduce_options& options = {}) {

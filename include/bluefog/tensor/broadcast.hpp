@@ -63,9 +63,8 @@ template <backend Backend>
 /// Collective: every rank must call it, in the same order as its other operations. The gradient is
 /// the sum of all ranks' gradients at the root and zero elsewhere.
 ///
-/// \param x     dense, of any strides; the same type and shape on every rank, its values are read
-/// on
-///              the root only; a gradient required on all ranks or none.
+/// \param x     dense, of any strides; the same type and shape on every rank, its values are
+///              read on the root only; a gradient required on all ranks or none.
 /// \param root  whose values; the same on every rank.
 /// \return the root's values, laid out like x.
 /// \throws usage_error if the tensor's type, layout or device is not supported or there is no such
@@ -88,9 +87,8 @@ request<at::Tensor> broadcast_nonblocking(communicator<Backend>& comm, const at:
 }
 
 /// Overwrites a tensor with that of the root. \return x.
-/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad
-/// mode
-///         is on. After any other error the values of `x` are unspecified.
+/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and
+///         grad mode is on. After any other error the values of `x` are unspecified.
 template <backend Backend>
 at::Tensor broadcast_(communicator<Backend>& comm, const at::Tensor& x, int root,
                       const call_options& options = {}) {

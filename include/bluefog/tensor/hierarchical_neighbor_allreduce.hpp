@@ -73,9 +73,8 @@ template <backend Backend, neighbor_links Links>
 ///               (`exponential` if left out).
 /// \return y_m, laid out like x.
 /// \throws usage_error if the tensor's type, layout or device is not supported, machines, weights
-/// or
-///         the graph's size are wrong, or the machines have different numbers of ranks; nothing was
-///         sent.
+///         or the graph's size are wrong, or the machines have different numbers of ranks; nothing
+///         was sent.
 /// \throws timeout_error, transport_error, mismatch_error, peer_error; x is then unchanged.
 template <backend Backend, neighbor_links Links = neighborhood>
 at::Tensor hierarchical_neighbor_allreduce(communicator<Backend>& comm, const at::Tensor& x,
@@ -110,9 +109,8 @@ request<at::Tensor> hierarchical_neighbor_allreduce_nonblocking(communicator<Bac
 }
 
 /// Averages a tensor hierarchically in place. \return x.
-/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad
-/// mode
-///         is on.
+/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and
+///         grad mode is on.
 template <backend Backend, neighbor_links Links = neighborhood>
 at::Tensor hierarchical_neighbor_allreduce_(communicator<Backend>& comm, const at::Tensor& x,
                                             const Links& links, const call_options& options = {}) {

@@ -71,8 +71,7 @@ template <backend Backend, neighbor_links Links>
 /// \param links  a `neighborhood`, or a graph of `comm.size()` ranks (`exponential` if left out).
 /// \return y_i, laid out like x.
 /// \throws usage_error if the tensor's type, layout or device is not supported, or ranks, weights
-/// or
-///         the graph's size are wrong; nothing was sent.
+///         or the graph's size are wrong; nothing was sent.
 /// \throws timeout_error, transport_error, mismatch_error, peer_error; x is then unchanged.
 /// \note A contiguous tensor on the CPU travels without a copy, others are copied first. backward()
 ///       communicates too, see `allreduce`.
@@ -108,9 +107,8 @@ request<at::Tensor> neighbor_allreduce_nonblocking(communicator<Backend>& comm,
 }
 
 /// Averages a tensor with those of neighbours in place. \return x.
-/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad
-/// mode
-///         is on.
+/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and
+///         grad mode is on.
 template <backend Backend, neighbor_links Links = neighborhood>
 at::Tensor neighbor_allreduce_(communicator<Backend>& comm, const at::Tensor& x, const Links& links,
                                const call_options& options = {}) {

@@ -94,9 +94,8 @@ request<at::Tensor> pair_gossip_nonblocking(communicator<Backend>& comm, const a
 }
 
 /// Averages a tensor with that of one other rank in place. \return x.
-/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and grad
-/// mode
-///         is on.
+/// \throws usage_error also if elements of `x` share memory, or it requires a gradient and
+///         grad mode is on.
 template <backend Backend>
 at::Tensor pair_gossip_(communicator<Backend>& comm, const at::Tensor& x, int peer,
                         double self_weight = 0.5, double peer_weight = 0.5,

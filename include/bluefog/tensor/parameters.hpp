@@ -52,8 +52,7 @@ template <module_or_holder Model>
 /// Collective: every rank must call it, in the same order as its other operations.
 ///
 /// \param parameters  changed in place, also where they require a gradient; types and shapes are
-/// the
-///                    same on every rank.
+///                    the same on every rank.
 /// \param root        whose values; the same on every rank.
 /// \throws as `broadcast_`.
 template <backend Backend>
@@ -76,8 +75,7 @@ void broadcast_parameters(communicator<Backend>& comm, const Model& model, int r
 /// rank must call it, in the same order as its other operations.
 ///
 /// \param parameters  changed in place, also where they require a gradient; types and shapes are
-/// the
-///                    same on every rank.
+///                    the same on every rank.
 /// \throws as `allreduce_`.
 template <backend Backend>
 void allreduce_parameters(communicator<Backend>& comm, std::span<const at::Tensor> parameters,

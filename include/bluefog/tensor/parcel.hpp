@@ -93,8 +93,7 @@ class parcel {
  public:
   /// \param in       what to send; checked before.
   /// \param targets  what gets the result, of the same shapes: other tensors, or `in` again; none
-  /// if
-  ///                 the parcel is only sent.
+  ///                 if the parcel is only sent.
   parcel(std::span<const at::Tensor> in, std::span<const at::Tensor> targets) {
     const c10::AutoGradMode no_graph(false);
     lay_out(in);
