@@ -84,7 +84,9 @@ class communicator {
   [[nodiscard]] bluefog::statistics statistics() const noexcept {
     return state_->counters().snapshot();
   }
+  /// \return the options in force, those of the environment filled in.
   [[nodiscard]] const communicator_options& options() const noexcept { return state_->options(); }
+  /// \return the backend, e.g. for what it offers beyond the concept; stays owned.
   [[nodiscard]] Backend& transport() noexcept { return state_->transport(); }
 
   /// Groups ranks by `color`; within a group they are numbered by `key`, then by rank.
@@ -97,6 +99,7 @@ class communicator {
     std::ranges::stable_sort(members, {}, [&](int other) { return table[index(other)].second; });
     return of(members);
   }
+  /// Groups ranks by `color`, in the order that they have here.
   [[nodiscard]] communicator split(int color) { return split(color, rank()); }
 
   /// \return a communicator of the same ranks whose operations never mix with those of this one.
