@@ -82,6 +82,7 @@ class averaging_optimizer : public Inner {
     Inner::add_param_group(group);
   }
 
+  /// Writes what the user's optimizer writes, and the schedule's round.
   void save(torch::serialize::OutputArchive& archive) const override {
     Inner::save(archive);
     archive.write("bluefog_round", at::full({}, round(), at::kLong), /*is_buffer=*/true);

@@ -28,6 +28,8 @@ namespace bluefog::optim {
 /// well, and replicas are equal after every step that communicates. Construction and steps that
 /// communicate are collective. If a reduction of gradients fails, the step throws, the parameters
 /// are unchanged and the gradients unspecified; if an averaging of parameters fails, those are.
+/// Between a backward and its step (or `synchronize`) issue other operations on a duplicate of the
+/// communicator: where ranks use different parameters, they have sent different numbers of buckets.
 ///
 /// \tparam Inner  the user's optimizer, moved in; not LBFGS.
 template <steppable Inner, backend Backend>

@@ -26,8 +26,10 @@ enum class miscount : std::uint8_t {
 
 /// When an averaging wrapper starts to send.
 enum class start : std::uint8_t {
-  after_forward,  ///< when the counted pass is known: overlaps with backward, always right
-  at_step         ///< in `step()`: overlaps with nothing
+  /// When the counted pass is known: overlaps with backward. Nothing else may change the parameters
+  /// from then until `step()`.
+  after_forward,
+  at_step  ///< in `step()`: overlaps with nothing
 };
 
 /// Options of `adapt_with_combine`.
