@@ -142,17 +142,27 @@ class communicator {
     return made;
   }
 
+  /// Collective. \return a communicator of the same ranks with an order of operations of its own,
+  /// which
+  ///         counts into the statistics of this one: for what communicates at its own times, e.g.
+  ///         when gradients are ready, between the operations of the program.
+  [[nodiscard]] communicator companion() {
+    std::vector<int> members(index(size()));
+    std::iota(members.begin(), members.end(), 0);
+    return of(members, state_->shared_counters());
+  }
+
   /// \return what drives the operations of this communicator and of those derived from it.
   [[nodiscard]] const std::shared_ptr<engine>& driver() const noexcept { return state_->driver(); }
 
  private:
   // `machine` is this rank's, if the communicator that this one is made from has found it out.
   communicator(Backend transport, communicator_options options, std::shared_ptr<engine> driver,
-               std::optional<int> machine) {
+               std::optional<int> machine, std::shared_ptr<traffic> counters = nullptr) {
     options.validate();
     apply_log_settings(settings::from_environment());
     state_ = std::make_unique<communicator_state<Backend>>(std::move(transport), options,
-                                                           std::move(driver));
+                                                           std::move(driver), std::move(counters));
     if (!machine)
       machine = options.nodes_per_machine ? rank() / *options.nodes_per_machine
                                           : state_->transport().machine();
@@ -199,9 +209,10 @@ class communicator {
     return pairs;
   }
 
-  [[nodiscard]] communicator of(const std::vector<int>& members) {
+  [[nodiscard]] communicator of(const std::vector<int>& members,
+                                std::shared_ptr<traffic> counters = nullptr) {
     return communicator(state_->transport().subset(members, state_->next_subset()), options(),
-                        driver(), machine_rank());
+                        driver(), machine_rank(), std::move(counters));
   }
 
   std::unique_ptr<communicator_state<Backend>> state_;

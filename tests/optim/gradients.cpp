@@ -382,6 +382,10 @@ RANKS_TEST("parameters used on one rank or on none", "[optim][gradients][unused]
     auto loss = linear_loss(net->last->bias, torch::ones({2}, at::kDouble));
     if (comm.rank() == 0) loss = loss + linear_loss(net->first->weight, gradient);
     loss.backward();
+    // Some ranks have sent buckets by now that others send in synchronize(): the program's own
+    // operations in between must not mind.
+    const auto ranks = allreduce(comm, torch::full({40}, comm.rank(), at::kDouble), reduce_op::sum);
+    require_equal(ranks[39].template item<double>(), n * (n - 1) / 2.0);
     optimizer.synchronize();
     require_close(net->first->weight.grad(), gradient / n, 1e-15);
     require_close(net->last->bias.grad(), torch::ones({2}, at::kDouble), 1e-15);

@@ -26,12 +26,15 @@ namespace bluefog {
 template <backend Backend>
 class communicator_state final : public lane {
  public:
+  /// \param driver    of the communicator that this one is made from, if any.
+  /// \param counters  likewise, if this one counts for that one.
   communicator_state(Backend transport, communicator_options options,
-                     std::shared_ptr<engine> driver)
+                     std::shared_ptr<engine> driver, std::shared_ptr<traffic> counters)
       : lane({options.timeout, options.stall_warning}),
         transport_(std::move(transport)),
         options_(options),
         driver_(driver ? std::move(driver) : std::make_shared<engine>(transport_.any_thread())),
+        counters_(counters ? std::move(counters) : std::make_shared<traffic>()),
         answered_(static_cast<std::size_t>(transport_.size()), 0),
         heard_(answered_) {}
   communicator_state(const communicator_state&) = delete;
@@ -44,8 +47,10 @@ class communicator_state final : public lane {
   [[nodiscard]] const Backend& transport() const noexcept { return transport_; }
   [[nodiscard]] const communicator_options& options() const noexcept { return options_; }
   [[nodiscard]] const std::shared_ptr<engine>& driver() const noexcept { return driver_; }
-  [[nodiscard]] traffic& counters() noexcept { return counters_; }
-  [[nodiscard]] const traffic& counters() const noexcept { return counters_; }
+  [[nodiscard]] traffic& counters() const noexcept { return *counters_; }
+  [[nodiscard]] const std::shared_ptr<traffic>& shared_counters() const noexcept {
+    return counters_;
+  }
   [[nodiscard]] scratch_pool& scratch() noexcept { return scratch_; }
   [[nodiscard]] const machine_layout& layout() const noexcept { return layout_; }
   void layout(machine_layout machines) { layout_ = std::move(machines); }
@@ -99,9 +104,9 @@ class communicator_state final : public lane {
   Backend transport_;
   communicator_options options_;
   std::shared_ptr<engine> driver_;
+  std::shared_ptr<traffic> counters_;
   machine_layout layout_;
   scratch_pool scratch_;
-  traffic counters_;
   std::uint64_t next_number_ = 0;
   std::map<int, std::uint64_t> next_pair_number_;
   std::uint64_t subsets_ = 0;

@@ -58,7 +58,7 @@ class mpi_backend {
   mpi_backend& operator=(const mpi_backend&) = delete;
   ~mpi_backend() {
     if (!group_) return;
-    if (std::uncaught_exceptions() > exceptions_) mpi::library::mark_unwound();
+    if (marks_ && std::uncaught_exceptions() > exceptions_) mpi::library::mark_unwound();
     // MPI uses the identity of a freed communicator again, and what is still on its way would
     // arrive on the next one.
     if (strays_->left_over()) static_cast<void>(group_.release());
@@ -109,7 +109,9 @@ class mpi_backend {
   }
 
   [[nodiscard]] mpi_backend subset(std::span<const int> members, std::uint64_t serial) {
-    return mpi_backend(mailbox_->create(members, serial), limit_);
+    mpi_backend derived(mailbox_->create(members, serial), limit_);
+    derived.marks_ = false;
+    return derived;
   }
 
   void post(int peer, std::uint64_t number) { mailbox_->post(peer, number); }
@@ -206,6 +208,9 @@ class mpi_backend {
   std::shared_ptr<mpi::strays> strays_;
   std::unique_ptr<mpi::mailbox> mailbox_;
   int exceptions_ = std::uncaught_exceptions();
+  // Whether an exception that ends this one may end the job: one made from another may well go down
+  // inside the scope of that one.
+  bool marks_ = true;
 };
 
 static_assert(backend<mpi_backend>);

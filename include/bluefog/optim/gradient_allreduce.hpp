@@ -5,8 +5,10 @@
 #include <utility>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
@@ -144,6 +146,19 @@ class gradient_allreduce : public Inner {
   }
   /// Begins to count anew. The same on every rank.
   void reset_passes() { shared_->window_ended(); }
+
+  void save(torch::serialize::OutputArchive& archive) const override {
+    Inner::save(archive);
+    archive.write("bluefog_states_differ", at::full({}, shared_->states_differ(), at::kBool),
+                  /*is_buffer=*/true);
+  }
+  /// An archive of the user's optimizer alone is fine too.
+  void load(torch::serialize::InputArchive& archive) override {
+    Inner::load(archive);
+    at::Tensor saved;
+    shared_->states_differ(archive.try_read("bluefog_states_differ", saved, /*is_buffer=*/true) &&
+                           saved.item<bool>());
+  }
 
  private:
   // Takes in what has become of the parameters, unless gradients are just what they should be.

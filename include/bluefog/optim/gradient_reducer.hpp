@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -14,7 +15,6 @@
 #include <torch/optim/optimizer.h>
 
 #include <bluefog/backend/concepts.hpp>
-#include <bluefog/collective/allreduce.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/log.hpp>
 #include <bluefog/optim/agreement.hpp>
@@ -23,6 +23,7 @@
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
 #include <bluefog/optim/pass_counter.hpp>
+#include <bluefog/tensor/allreduce.hpp>
 #include <bluefog/tensor/arena.hpp>
 
 namespace bluefog::optim::detail {
@@ -36,15 +37,10 @@ class gradient_reducer final : public gradient_listener {
   static constexpr std::string_view name = "gradient_allreduce";
 
   gradient_reducer(communicator<Backend>& comm, const gradient_allreduce_options& options)
-      : comm_(&comm),
+      : comm_(companion_of(comm, options)),
         options_(options),
         counter_(name, "backward_passes_per_step", options.backward_passes_per_step,
-                 options.on_miscount) {
-    expects_bucket(name, options.bucket_bytes);
-    expects(options.op == reduce_op::average || options.op == reduce_op::sum, name,
-            ": gradients can be averaged or summed, got ", options.op);
-    expects(options.predivide > 0, name, ": predivide must be positive, got ", options.predivide);
-  }
+                 options.on_miscount) {}
 
   [[nodiscard]] pass_counter& counter() noexcept { return counter_; }
   [[nodiscard]] const gradient_allreduce_options& options() const noexcept { return options_; }
@@ -54,7 +50,7 @@ class gradient_reducer final : public gradient_listener {
              const std::shared_ptr<gradient_reducer>& self) {
     names_ = named_parameters(all, module);
     rebuild(all, self);
-    expect_equal_parameters(name, *comm_, parameter_list(names_));
+    expect_equal_parameters(name, comm_, parameter_list(names_));
   }
 
   /// Between steps: takes in parameters that were added, frozen or unfrozen, on all ranks alike.
@@ -86,7 +82,7 @@ class gradient_reducer final : public gradient_listener {
   void gradient_ready(std::size_t index) override {
     if (!counter_.due() || resend_ || local_steps_) return;
     const c10::AutoGradMode no_grad(false);
-    buckets_.put(index, *comm_);
+    buckets_.put(index, comm_);
   }
 
   /// \return whether gradients are the reduced ones, and no backward has come since.
@@ -95,6 +91,7 @@ class gradient_reducer final : public gradient_listener {
   [[nodiscard]] bool local_steps() const noexcept { return local_steps_; }
   /// \return whether ranks have ever stepped apart, so that momenta may differ.
   [[nodiscard]] bool states_differ() const noexcept { return states_differ_; }
+  void states_differ(bool known) noexcept { states_differ_ = known; }
   /// A step was taken with the gradients of this rank alone.
   void local_step_taken() {
     // Without a new backward the gradients were still those of all ranks.
@@ -117,7 +114,7 @@ class gradient_reducer final : public gradient_listener {
     const c10::AutoGradMode no_grad(false);
     const int passes = options_.average_aggregated_gradients ? std::max(1, counter_.passes()) : 1;
     try {
-      buckets_.put_rest(*comm_);
+      buckets_.put_rest(comm_);
       buckets_.collect(passes);
     } catch (...) {
       window_ended();
@@ -129,8 +126,10 @@ class gradient_reducer final : public gradient_listener {
   /// Averages the parameters themselves, after steps with gradients of this rank alone.
   void average_parameters() {
     const c10::AutoGradMode no_grad(false);
-    for (const auto& [label, tensor] : names_)
-      if (tensor.requires_grad()) average_in_place(tensor);
+    std::vector<at::Tensor> values;
+    for (const auto& each : names_)
+      if (each.tensor.requires_grad()) values.push_back(each.tensor.detach());
+    if (!values.empty()) allreduce_(comm_, std::span<const at::Tensor>(values));
   }
 
   /// A step has used the gradients, or they are given up.
@@ -154,6 +153,15 @@ class gradient_reducer final : public gradient_listener {
   }
 
  private:
+  [[nodiscard]] static communicator<Backend> companion_of(
+      communicator<Backend>& comm, const gradient_allreduce_options& options) {
+    expects_bucket(name, options.bucket_bytes);
+    expects(options.op == reduce_op::average || options.op == reduce_op::sum, name,
+            ": gradients can be averaged or summed, got ", options.op);
+    expects(options.predivide > 0, name, ": predivide must be positive, got ", options.predivide);
+    return comm.companion();
+  }
+
   /// Lists parameters like an arena, without moving them.
   struct parameter_list_view {
     const std::vector<named_tensor>& items;
@@ -172,20 +180,6 @@ class gradient_reducer final : public gradient_listener {
     if (before == 0 || counter_.pending() > 0) return;
     if (buckets_.busy()) buckets_.discard();
     resend_ = false;
-  }
-
-  void average_in_place(const at::Tensor& tensor) {
-    at::Tensor values =
-        tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
-    const mutable_buffer buffer{static_cast<std::byte*>(values.data_ptr()), values.numel(),
-                                dtype_from(values.scalar_type(), name)};
-    comm_->run(bluefog::detail::check_allreduce(*comm_, buffer, buffer, reduce_op::average, {}),
-               [&](auto context) {
-                 return bluefog::detail::allreduce_task(context, buffer, buffer, reduce_op::average,
-                                                        scope::all, values);
-               });
-    if (!values.is_alias_of(tensor)) tensor.detach().copy_(values);
-    tensor.unsafeGetTensorImpl()->bump_version();
   }
 
   void rebuild(const groups& all, const std::shared_ptr<gradient_reducer>& self) {
@@ -210,7 +204,9 @@ class gradient_reducer final : public gradient_listener {
     return result;
   }
 
-  communicator<Backend>* comm_;
+  // Of its own: which bucket is sent when depends on the data, and so would the order among the
+  // program's own operations.
+  communicator<Backend> comm_;
   gradient_allreduce_options options_;
   pass_counter counter_;
   std::vector<named_tensor> names_;

@@ -71,14 +71,14 @@ class mixer {
   /// Begins a communication; then `send` each part, then `apply`.
   void begin() {
     drop();
+    if (type_ == communication_type::neighbor_allreduce ||
+        type_ == communication_type::hierarchical_neighbor_allreduce) {
+      // The round passes even where the schedule is overridden: other ranks may follow it.
+      links_ = next_ ? *next_ : of_round(round_);
+      next_.reset();
+      ++round_;
+    }
     started_ = true;
-    if (type_ != communication_type::neighbor_allreduce &&
-        type_ != communication_type::hierarchical_neighbor_allreduce)
-      return;
-    // The round passes even where the schedule is overridden: other ranks may follow it.
-    links_ = next_ ? *next_ : of_round(round_);
-    next_.reset();
-    ++round_;
   }
 
   /// Waits for what was sent and forgets it: the parameters stay as they are.
