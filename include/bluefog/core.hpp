@@ -7,7 +7,7 @@
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/half.hpp>
 #include <bluefog/core/kernels.hpp>
-#include <bluefog/core/log.hpp>
+#include <bluefog/core/logger.hpp>
 #include <bluefog/core/reduce_op.hpp>
 #include <bluefog/core/scratch.hpp>
 #include <bluefog/core/settings.hpp>

@@ -29,13 +29,13 @@ namespace bluefog_test {
 class log_capture {
  public:
   log_capture()
-      : before_(bluefog::log::sink([this](bluefog::log_level, std::string_view line) {
+      : before_(bluefog::logger::sink([this](bluefog::log_level, std::string_view line) {
           const std::scoped_lock lock(mutex_);
           lines_.emplace_back(line);
         })) {}
   log_capture(const log_capture&) = delete;
   log_capture& operator=(const log_capture&) = delete;
-  ~log_capture() { bluefog::log::sink(std::move(before_)); }
+  ~log_capture() { bluefog::logger::sink(std::move(before_)); }
 
   [[nodiscard]] std::vector<std::string> lines_with(std::string_view part) const {
     const std::scoped_lock lock(mutex_);
@@ -49,7 +49,7 @@ class log_capture {
  private:
   mutable std::mutex mutex_;
   std::vector<std::string> lines_;
-  bluefog::log::sink_type before_;
+  bluefog::logger::sink_type before_;
 };
 
 /// Counts its living copies.

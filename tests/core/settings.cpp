@@ -105,8 +105,9 @@ TEST_CASE("a variable that nobody reads is named", "[core][settings]") {
 TEST_CASE("unknown variables are warned of once per process", "[core][settings]") {
   const variable unknown("BLUEFOG_TIMOUT", "3");
   std::vector<std::string> said;
-  auto before = bluefog::log::sink([&](auto, std::string_view text) { said.emplace_back(text); });
+  auto before =
+      bluefog::logger::sink([&](auto, std::string_view text) { said.emplace_back(text); });
   for (int i = 0; i < 3; ++i) bluefog::apply_log_settings(settings());
-  bluefog::log::sink(std::move(before));
+  bluefog::logger::sink(std::move(before));
   CHECK(std::ranges::count(said, "settings: BLUEFOG_TIMOUT is not a variable of bluefog") == 1);
 }

@@ -168,7 +168,7 @@ def check_style(report, path, text):
         if re.match(r"\s*namespace\s*\{", line):
             report(path, number, "unnamed namespace in a header")
         if re.search(r"\bstd::(cout|cerr|clog)\b|\b(printf|puts)\s*\(|\bstd::exit\b|[^:\w]exit\s*\(", line):
-            if not path.match("include/bluefog/core/log.hpp"):
+            if not path.match("include/bluefog/core/logger.hpp"):
                 report(path, number, "prints or exits; only the log prints")
 
 

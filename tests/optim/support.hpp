@@ -11,7 +11,7 @@
 
 #include <torch/torch.h>
 
-#include <bluefog/core/log.hpp>
+#include <bluefog/core/logger.hpp>
 
 #include "support/ranks.hpp"
 
@@ -96,14 +96,14 @@ inline at::Tensor flatten(const torch::nn::Module& module) {
 class captured_log {
  public:
   captured_log() {
-    before_ = bluefog::log::sink([this](bluefog::log_level, std::string_view text) {
+    before_ = bluefog::logger::sink([this](bluefog::log_level, std::string_view text) {
       const std::scoped_lock lock(mutex_);
       lines_.emplace_back(text);
     });
   }
   captured_log(const captured_log&) = delete;
   captured_log& operator=(const captured_log&) = delete;
-  ~captured_log() { bluefog::log::sink(std::move(before_)); }
+  ~captured_log() { bluefog::logger::sink(std::move(before_)); }
 
   /// \return how many messages contain `part`.
   [[nodiscard]] int count(std::string_view part) {
@@ -116,7 +116,7 @@ class captured_log {
  private:
   std::mutex mutex_;
   std::vector<std::string> lines_;
-  bluefog::log::sink_type before_;
+  bluefog::logger::sink_type before_;
 };
 
 }  // namespace bluefog_test

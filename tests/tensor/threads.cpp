@@ -38,7 +38,7 @@ TEST_CASE("a process that counts its threads", "[.][child-of-threads]") {
   if (chosen > 0) wanted = chosen;
   if (const int environment = number_in("OMP_NUM_THREADS"); environment > 0) wanted = environment;
   std::string said;
-  const auto before = bluefog::log::sink([&](bluefog::log_level, std::string_view text) {
+  const auto before = bluefog::logger::sink([&](bluefog::log_level, std::string_view text) {
     if (text.find("libtorch uses") != std::string_view::npos) said += bluefog::concat(text, "\n");
   });
   bluefog::run_threads(ranks, [&](auto& comm) {
@@ -46,7 +46,7 @@ TEST_CASE("a process that counts its threads", "[.][child-of-threads]") {
     require_equal(at::get_num_threads(), wanted);
     bluefog::allreduce(comm, at::ones({2}));
   });
-  bluefog::log::sink(before);
+  bluefog::logger::sink(before);
   const auto lines = std::count(said.begin(), said.end(), '\n');
   const bool decided = number_in("OMP_NUM_THREADS") == 0 &&
                        (chosen == 0 || chosen == bluefog::detail::intraop_threads_at_start);

@@ -10,7 +10,7 @@
 #include <bluefog/backend/engine.hpp>
 #include <bluefog/backend/job.hpp>
 #include <bluefog/core/error.hpp>
-#include <bluefog/core/log.hpp>
+#include <bluefog/core/logger.hpp>
 
 namespace bluefog {
 
@@ -45,10 +45,10 @@ class request_base {
     try {
       over->rethrow();
     } catch (const std::exception& problem) {
-      log::write(log_level::warning,
-                 concat("a request that nobody waited for failed: ", problem.what()));
+      logger::write(log_level::warning,
+                    concat("a request that nobody waited for failed: ", problem.what()));
     } catch (...) {
-      log::write(log_level::warning, "a request that nobody waited for failed");
+      logger::write(log_level::warning, "a request that nobody waited for failed");
     }
   }
 

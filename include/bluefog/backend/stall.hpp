@@ -8,7 +8,7 @@
 
 #include <bluefog/backend/job.hpp>
 #include <bluefog/core/error.hpp>
-#include <bluefog/core/log.hpp>
+#include <bluefog/core/logger.hpp>
 
 namespace bluefog {
 
@@ -35,7 +35,7 @@ class stall_reporter {
     }
     if (text_.empty()) return;
     if (stalled > 1) text_ += concat("; ", stalled - 1, " more operations wait");
-    log::write(log_level::warning, text_);
+    logger::write(log_level::warning, text_);
     text_.clear();
     spoken_ = true;
     next_ = now + period_;
@@ -48,7 +48,7 @@ class stall_reporter {
   /// Nothing waits any more.
   void over() {
     if (spoken_ && !failed_)
-      log::write(log_level::warning, concat("stall resolved after ", seconds(longest_), " s"));
+      logger::write(log_level::warning, concat("stall resolved after ", seconds(longest_), " s"));
     if (spoken_) *this = {};
   }
 

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include <bluefog/core/error.hpp>
-#include <bluefog/core/log.hpp>
+#include <bluefog/core/logger.hpp>
 
 namespace bluefog {
 
@@ -166,10 +166,11 @@ struct settings {
 /// Puts the log's part of `values` into force and warns, once per process, of unknown variables.
 inline void apply_log_settings(const settings& values) {
   static const bool once = [&] {
-    log::level(values.level);
-    log::show_time(!values.log_hide_time);
+    logger::level(values.level);
+    logger::show_time(!values.log_hide_time);
     for (const auto& name : settings::unknown_variables())
-      log::write(log_level::warning, concat("settings: ", name, " is not a variable of bluefog"));
+      logger::write(log_level::warning,
+                    concat("settings: ", name, " is not a variable of bluefog"));
     return true;
   }();
   static_cast<void>(once);

@@ -19,7 +19,7 @@
 
 #include <bluefog/backend/leftovers.hpp>
 #include <bluefog/core/error.hpp>
-#include <bluefog/core/log.hpp>
+#include <bluefog/core/logger.hpp>
 #include <bluefog/core/settings.hpp>
 #include <bluefog/mpi/check.hpp>
 #include <bluefog/mpi/handle.hpp>
@@ -125,13 +125,13 @@ class library {
     struct statvfs space {};
     if (statvfs("/dev/shm", &space) != 0) return;
     if (const auto warning = shared_memory_warning(space.f_bavail * space.f_frsize))
-      log::write(log_level::warning, *warning);
+      logger::write(log_level::warning, *warning);
   }
 
   static void abort_job(std::string_view why) noexcept {
     if (aborting_.exchange(true)) return;  // MPI_Abort of some libraries runs the exit handlers
     try {
-      log::write(log_level::error, concat("rank ", world_rank_, ": ", why));
+      logger::write(log_level::error, concat("rank ", world_rank_, ": ", why));
     } catch (...) {  // no memory for the message; the abort matters more
     }
     std::fflush(nullptr);  // what the program has printed so far

@@ -8,7 +8,7 @@
 
 #include <mpi.h>
 
-#include <bluefog/core/log.hpp>
+#include <bluefog/core/logger.hpp>
 #include <bluefog/mpi/check.hpp>
 
 namespace bluefog::mpi {
@@ -51,7 +51,7 @@ class request_errors {
   // MPI wants the dots: what follows the code is its own affair.
   static void handle(MPI_Comm* where, int* code, ...) {
     if (returned_) return;
-    log::write(log_level::error, concat("MPI error ", *code, ": ", error_text(*code)));
+    logger::write(log_level::error, concat("MPI error ", *code, ": ", error_text(*code)));
     static_cast<void>(MPI_Abort(*where, EXIT_FAILURE));
   }
 

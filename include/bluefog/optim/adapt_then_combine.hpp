@@ -38,9 +38,9 @@ class adapt_then_combine : public detail::averaging_optimizer<Inner, Backend, To
 
  public:
   /// See `adapt_with_combine`.
-  template <module_like Model>
-  adapt_then_combine(Inner inner, const Model& model, communicator<Backend>& comm,
-                     Topology topology, adapt_then_combine_options options = {})
+  template <module_like Model, std::same_as<Topology> Given>
+  adapt_then_combine(Inner inner, const Model& model, communicator<Backend>& comm, Given topology,
+                     adapt_then_combine_options options = {})
       : base(std::move(inner), model, make(comm, std::move(topology), options)) {}
 
   /// Averages with one peer (or one machine) per step: dynamic Exponential-2.
@@ -111,5 +111,10 @@ class adapt_then_combine : public detail::averaging_optimizer<Inner, Backend, To
         comm, std::move(topology), options.communication);
   }
 };
+
+// With a graph or schedule; without one the constructors themselves tell the types.
+template <steppable Inner, module_like Model, backend Backend, averaging_topology Topology>
+adapt_then_combine(Inner, const Model&, communicator<Backend>&, Topology,
+                   adapt_then_combine_options = {}) -> adapt_then_combine<Inner, Backend, Topology>;
 
 }  // namespace bluefog::optim

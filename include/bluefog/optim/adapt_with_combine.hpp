@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <memory>
 #include <utility>
 
@@ -45,9 +46,9 @@ class adapt_with_combine : public detail::averaging_optimizer<Inner, Backend, To
   /// \param topology  the same on every rank.
   /// \throws usage_error if an option is wrong or the topology does not fit; mismatch_error, on
   ///         every rank, if the ranks' parameters differ.
-  template <module_like Model>
-  adapt_with_combine(Inner inner, const Model& model, communicator<Backend>& comm,
-                     Topology topology, adapt_with_combine_options options = {})
+  template <module_like Model, std::same_as<Topology> Given>
+  adapt_with_combine(Inner inner, const Model& model, communicator<Backend>& comm, Given topology,
+                     adapt_with_combine_options options = {})
       : base(std::move(inner), model, make(comm, std::move(topology), options)) {}
 
   /// Averages with one peer (or one machine) per step: dynamic Exponential-2.
@@ -94,5 +95,10 @@ class adapt_with_combine : public detail::averaging_optimizer<Inner, Backend, To
         comm, std::move(topology), options.communication);
   }
 };
+
+// With a graph or schedule; without one the constructors themselves tell the types.
+template <steppable Inner, module_like Model, backend Backend, averaging_topology Topology>
+adapt_with_combine(Inner, const Model&, communicator<Backend>&, Topology,
+                   adapt_with_combine_options = {}) -> adapt_with_combine<Inner, Backend, Topology>;
 
 }  // namespace bluefog::optim

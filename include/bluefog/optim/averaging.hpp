@@ -150,15 +150,6 @@ class averaging final : public gradient_listener {
       if (arena_.tensor(i).requires_grad()) watch_.add(arena_.tensor(i), i);
   }
 
-  // Which parameters there are and which of them learn.
-  [[nodiscard]] static std::vector<std::pair<const void*, bool>> signature(const groups& all) {
-    std::vector<std::pair<const void*, bool>> result;
-    for (const auto& group : all)
-      for (const auto& each : group.params())
-        result.emplace_back(each.unsafeGetTensorImpl(), each.requires_grad());
-    return result;
-  }
-
   averaging_plan plan_;
   bool by_forwards_ = false;  // from the first call of forward() on
   bool any_pass_ = false;

@@ -13,7 +13,7 @@
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
-#include <bluefog/core/log.hpp>
+#include <bluefog/core/logger.hpp>
 #include <bluefog/optim/gradient_reducer.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
@@ -168,9 +168,9 @@ class gradient_allreduce : public Inner {
 
   void warn_of_missing_guard() {
     if (std::exchange(*warned_, true)) return;
-    log::write(log_level::warning,
-               "gradient_allreduce: step() after synchronize() without skip_synchronize(); the "
-               "gradients are not reduced again");
+    logger::write(log_level::warning,
+                  "gradient_allreduce: step() after synchronize() without skip_synchronize(); the "
+                  "gradients are not reduced again");
   }
 
   std::shared_ptr<detail::gradient_reducer<Backend>> shared_;

@@ -16,7 +16,7 @@
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
-#include <bluefog/core/log.hpp>
+#include <bluefog/core/logger.hpp>
 #include <bluefog/optim/agreement.hpp>
 #include <bluefog/optim/gradient_buckets.hpp>
 #include <bluefog/optim/gradient_watch.hpp>
@@ -194,14 +194,6 @@ class gradient_reducer final : public gradient_listener {
   void watch(const std::shared_ptr<gradient_reducer>& self) {
     watch_ = gradient_watch(self);
     for (std::size_t i = 0; i < learning_.size(); ++i) watch_.add(learning_[i].tensor, i);
-  }
-
-  [[nodiscard]] static std::vector<std::pair<const void*, bool>> signature(const groups& all) {
-    std::vector<std::pair<const void*, bool>> result;
-    for (const auto& group : all)
-      for (const auto& each : group.params())
-        result.emplace_back(each.unsafeGetTensorImpl(), each.requires_grad());
-    return result;
   }
 
   // Of its own: which bucket is sent when depends on the data, and so would the order among the

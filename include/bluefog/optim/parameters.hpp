@@ -81,5 +81,15 @@ constexpr void refuse_line_search() {
   return result;
 }
 
+/// Which parameters there are, and which of them learn: for noticing a change.
+[[nodiscard]] inline std::vector<std::pair<const void*, bool>> signature(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  std::vector<std::pair<const void*, bool>> result;
+  for (const auto& group : groups)
+    for (const auto& each : group.params())
+      result.emplace_back(each.unsafeGetTensorImpl(), each.requires_grad());
+  return result;
+}
+
 }  // namespace detail
 }  // namespace bluefog::optim

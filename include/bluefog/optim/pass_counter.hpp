@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <bluefog/core/error.hpp>
-#include <bluefog/core/log.hpp>
+#include <bluefog/core/logger.hpp>
 #include <bluefog/optim/backward_ledger.hpp>
 #include <bluefog/optim/options.hpp>
 
@@ -78,7 +78,7 @@ class pass_counter {
                     ", or call reset_passes() where a window is cut short");
     };
     if (on_miscount_ == miscount::raise) throw usage_error(text());
-    if (!std::exchange(warned_, true)) log::write(log_level::warning, text());
+    if (!std::exchange(warned_, true)) logger::write(log_level::warning, text());
   }
 
   std::string_view optimizer_;

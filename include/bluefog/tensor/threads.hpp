@@ -12,7 +12,7 @@
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
-#include <bluefog/core/log.hpp>
+#include <bluefog/core/logger.hpp>
 
 namespace bluefog {
 
@@ -43,9 +43,9 @@ inline const int intraop_threads_at_start = at::get_num_threads();
   std::call_once(once, [&] {
     const int cores = allowed_cores();
     share = std::max(1, cores / std::max(1, local_ranks));
-    log::write(log_level::info,
-               concat("libtorch uses ", share, share == 1 ? " thread" : " threads",
-                      " per rank: ", cores, " cores, ", local_ranks, " ranks on this machine"));
+    logger::write(log_level::info,
+                  concat("libtorch uses ", share, share == 1 ? " thread" : " threads",
+                         " per rank: ", cores, " cores, ", local_ranks, " ranks on this machine"));
   });
   return share;
 }

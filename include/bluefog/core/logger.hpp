@@ -35,7 +35,7 @@ enum class log_level : std::uint8_t { trace, debug, info, warning, error, off };
 /// Messages below the level (`warning` unless `BLUEFOG_LOG_LEVEL` says otherwise) are dropped; the
 /// others go to the sink: standard error, one line each, unless the program put its own. All
 /// functions may be called from any thread; the sink is called by one thread at a time.
-class log {
+class logger {
  public:
   using sink_type = std::function<void(log_level, std::string_view)>;
 
