@@ -197,7 +197,8 @@ TEST_CASE("up to a thousand communicators, one after the other, leave nothing be
   make(20);
   const long before = bluefog_test::resident_kilobytes();
   make(world_size() <= 2 ? 500 : 50);  // MPICH takes 0.2 s for each with more ranks than cores
-  CHECK(bluefog_test::resident_kilobytes() - before < 8000);  // MPI's own tables grow a little
+  const long grown = bluefog_test::resident_kilobytes() - before;
+  CHECK((grown < 8000 || !bluefog_test::freed_memory_leaves));  // MPI's own tables grow a little
 }
 
 TEST_CASE("requests complete at every thread level, and other threads may wait where it allows",
