@@ -5,12 +5,14 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <exception>
 #include <functional>
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -66,6 +68,32 @@ class counted_owner {
     static std::atomic<int> count = 0;
     return count;
   }
+};
+
+/// Where the ranks of a test wait for each other. One that ended early is an error, not a hang.
+class meeting {
+ public:
+  explicit meeting(int size) : size_(size) {}
+
+  void arrive_and_wait() {
+    std::unique_lock lock(mutex_);
+    const int before = rounds_;
+    if (++arrived_ == size_) {
+      arrived_ = 0;
+      ++rounds_;
+      all_here_.notify_all();
+    } else if (!all_here_.wait_for(lock, std::chrono::seconds(60),
+                                   [&] { return rounds_ != before; })) {
+      throw std::runtime_error("a rank did not come");
+    }
+  }
+
+ private:
+  const int size_;
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+  int arrived_ = 0;
+  int rounds_ = 0;
 };
 
 /// Runs `body(communicator<Backend>&)` on thread ranks over `wrap(thread_backend)`, and `leave()`
