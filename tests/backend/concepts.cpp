@@ -62,8 +62,8 @@ struct backend_whose_rank_may_throw : whole_backend {
 };
 struct backend_that_copies {
   using operation_type = whole_operation;
-  static constexpr std::string_view name = "copies";
-  static constexpr memory_space space = memory_space::host;
+  [[maybe_unused]] static constexpr std::string_view name = "copies";
+  [[maybe_unused]] static constexpr memory_space space = memory_space::host;
   int rank() const noexcept { return 0; }
   int size() const noexcept { return 1; }
   int machine() const noexcept { return 0; }

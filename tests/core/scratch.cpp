@@ -15,7 +15,7 @@ using bluefog::scratch_pool;
 TEST_CASE("blocks are aligned, writable and apart", "[core][scratch]") {
   scratch_pool pool;
   std::vector<scratch_pool::block> blocks;
-  for (const std::size_t bytes : {1, 63, 64, 65, 4097, 100000}) {
+  for (const std::size_t bytes : {1U, 63U, 64U, 65U, 4097U, 100000U}) {
     const auto& block = blocks.emplace_back(pool.acquire(bytes));
     CHECK(reinterpret_cast<std::uintptr_t>(block.data()) % scratch_pool::alignment == 0);
     std::memset(block.data(), static_cast<int>(blocks.size()), bytes);

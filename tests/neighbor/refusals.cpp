@@ -140,7 +140,10 @@ RANKS_TEST("a message of another length than expected is an error at its receive
            "[neighbor][refusal]") {
   if (comm.size() == 1) return;
   for (const std::size_t count : {3U, 30000U}) {
-    std::vector<float> x(comm.rank() == 0 ? count + 1 : count, 7.0F);
+    // A long message that is too long is worse than an error: Open MPI 4.1 writes all of it, past
+    // the end of the receiver's memory.
+    const std::size_t wrong = count < 1000 ? count + 1 : count - 1;
+    std::vector<float> x(comm.rank() == 0 ? wrong : count, 7.0F);
     const auto untouched = x;
     neighborhood links;
     if (comm.rank() == 0) links.destinations = {{1}};
