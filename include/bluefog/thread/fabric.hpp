@@ -72,23 +72,33 @@ class fabric {
       }
   }
 
-  /// Drops messages to `receiver` that carry a number below `oldest`, which nobody will receive.
-  /// \return who sent the first of them, and its number.
-  [[nodiscard]] std::optional<letter> drop_strays(int receiver, std::uint64_t oldest) {
-    std::optional<letter> found;
+  /// \return who sent a message to `receiver` that carries a number below `oldest`, which nobody
+  /// will
+  ///         receive, and its number.
+  [[nodiscard]] std::optional<letter> find_stray(int receiver, std::uint64_t oldest) {
+    for (int sender = 0; sender < size_; ++sender) {
+      auto& between = at(sender, receiver, channel::group);
+      if (between.waiting_sends.load(std::memory_order_relaxed) == 0) continue;
+      const std::scoped_lock lock(between.mutex);
+      for (const half_pointer& message : between.sends)
+        if (message->tag.number < oldest) return letter{sender, message->tag.number};
+    }
+    return std::nullopt;
+  }
+
+  /// Takes all such messages out of the way, which lets their senders go on.
+  void drop_strays(int receiver, std::uint64_t oldest) {
     for (int sender = 0; sender < size_; ++sender) {
       auto& between = at(sender, receiver, channel::group);
       if (between.waiting_sends.load(std::memory_order_relaxed) == 0) continue;
       const std::scoped_lock lock(between.mutex);
       std::erase_if(between.sends, [&](const half_pointer& message) {
         if (message->tag.number >= oldest) return false;
-        if (!found) found = letter{sender, message->tag.number};
         finish(*message);
         return true;
       });
       between.waiting_sends = between.sends.size();
     }
-    return found;
   }
 
   void post(int sender, int receiver, std::uint64_t number) {

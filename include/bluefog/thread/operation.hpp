@@ -61,12 +61,15 @@ class operation {
     constexpr unsigned polls_between_looks = 16;
     if (!all && ++polls_ % polls_between_looks != 0) return false;
     const auto stray =
-        tag_.lane == channel::group ? fabric_->drop_strays(rank_, tag_.oldest) : std::nullopt;
+        tag_.lane == channel::group ? fabric_->find_stray(rank_, tag_.oldest) : std::nullopt;
     if (stray) {
       const auto failure = std::make_exception_ptr(
           mismatch_error(concat("rank ", stray->sender, " sent a message of operation ",
                                 stray->number, " that rank ", rank_, " does not receive")));
+      // Given up before the stray's sender is let go: it must not complete this operation.
+      const auto group = fabric_;
       give_up(failure);
+      group->drop_strays(rank_, tag_.oldest);
       std::rethrow_exception(failure);
     }
     if (all) fabric_ = nullptr;
