@@ -19,7 +19,7 @@
 
 namespace bluefog::mpi {
 
-/// Collects sends and receives and starts them together, receives first.
+/// Collects sends and receives and starts them together.
 ///
 /// A message of `limit` bytes or more travels as several, since MPI counts in int. The last of them
 /// is shorter than `limit`, so that sender and receiver notice if they disagree about the length.
@@ -38,20 +38,16 @@ class exchange {
   void receive(mutable_buffer out, int peer) {
     for_each_message(out.bytes(), [&](std::size_t offset, int length) {
       parts_.push_back(
-          {.target = out.data + offset, .bytes = length, .peer = peer, .receives = true});
+          {.target = out.data + offset, .bytes = length, .peer = peer, .awaited = true});
     });
   }
 
   [[nodiscard]] operation submit() && {
     const int tag = tags_.tag(tag_);
-    operation started(std::move(parts_), std::move(unexpected_), tag_);
+    operation started(std::move(parts_), std::move(unexpected_), tag_, group_, tag);
     started.start([&](std::span<part> parts) {
       for (part& each : parts)
-        if (each.receives)
-          check(MPI_Irecv(each.target, each.bytes, MPI_BYTE, each.peer, tag, group_, &each.request),
-                "MPI_Irecv");
-      for (part& each : parts)
-        if (!each.receives)
+        if (!each.awaited)
           check(MPI_Isend(each.source, each.bytes, MPI_BYTE, each.peer, tag, group_, &each.request),
                 "MPI_Isend");
     });

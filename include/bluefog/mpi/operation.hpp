@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,27 +28,37 @@ namespace bluefog::mpi {
 struct part {
   static constexpr int everybody = -1;
 
-  MPI_Request request = MPI_REQUEST_NULL;
-  const std::byte* source = nullptr;  // of a send
-  std::byte* target = nullptr;        // of a receive
+  MPI_Request request = MPI_REQUEST_NULL;  // of a receive none before its message is there
+  const std::byte* source = nullptr;       // of a send
+  std::byte* target = nullptr;             // of a receive
   int bytes = 0;
   int peer = everybody;
-  bool receives = false;
-  bool cancelled = false;
+  bool awaited = false;               // a receive whose message has not been seen yet
+  std::vector<std::byte> scrap = {};  // takes a message of the wrong length
 };
 
 /// MPI requests that complete together.
+///
+/// A receive is posted when its message is there and has the right length: Open MPI writes a long
+/// message past the end of a receive that is too short for it.
 ///
 /// The memory behind its parts is borrowed from the caller until `ready()` returns true or throws.
 /// An operation that fails goes on until nothing is in flight, and only then throws.
 class operation {
  public:
   operation() = default;
-  /// \param unexpected  of the communicator that the parts belong to.
-  /// \param tag  of the messages; a native collective has none.
-  operation(std::vector<part> parts, std::shared_ptr<strays> unexpected,
-            std::optional<message_tag> tag = std::nullopt) noexcept
-      : parts_(std::move(parts)), unexpected_(std::move(unexpected)), tag_(tag) {}
+  /// Of a native collective. \param unexpected  of the communicator that the parts belong to.
+  operation(std::vector<part> parts, std::shared_ptr<strays> unexpected) noexcept
+      : parts_(std::move(parts)), unexpected_(std::move(unexpected)) {}
+  /// Of messages. \param native_tag  what `tag` is for MPI.
+  operation(std::vector<part> parts, std::shared_ptr<strays> unexpected, message_tag tag,
+            MPI_Comm group, int native_tag) noexcept
+      : parts_(std::move(parts)),
+        awaited_(std::ranges::count_if(parts_, &part::awaited)),
+        unexpected_(std::move(unexpected)),
+        tag_(tag),
+        group_(group),
+        native_tag_(native_tag) {}
   operation(operation&&) noexcept = default;
   operation& operator=(operation&&) noexcept = default;
   operation(const operation&) = delete;
@@ -72,6 +83,7 @@ class operation {
   [[nodiscard]] bool ready() {
     if (parts_.empty() && !unexpected_) return true;
     const auto lock = threads::serialize();
+    receive_arrived();
     while (next_ < parts_.size()) {
       if (!complete(parts_[next_])) {
         look_while_waiting();
@@ -96,12 +108,13 @@ class operation {
     std::vector<int> ranks;
     const auto lock = threads::serialize();
     for (std::size_t i = next_; i < parts_.size(); ++i) {
-      if (parts_[i].peer == part::everybody || parts_[i].request == MPI_REQUEST_NULL) continue;
-      int done = 0;
+      if (parts_[i].peer == part::everybody) continue;
+      int done = parts_[i].awaited ? 0 : 1;
       // A request that failed is over as well.
-      if (MPI_Request_get_status(parts_[i].request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS &&
-          done == 0)
-        ranks.push_back(parts_[i].peer);
+      if (parts_[i].request != MPI_REQUEST_NULL &&
+          MPI_Request_get_status(parts_[i].request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        continue;
+      if (done == 0) ranks.push_back(parts_[i].peer);
     }
     std::ranges::sort(ranks);
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
@@ -121,48 +134,67 @@ class operation {
     }
   }
 
+  // Posts the receives whose messages have arrived. Messages of one sender match in the order sent.
+  void receive_arrived() {
+    if (awaited_ == 0) return;
+    for (std::size_t i = next_; i < parts_.size(); ++i) {
+      const auto before = std::span(parts_).subspan(next_, i - next_);
+      const auto comes_first = [&](const part& it) {
+        return it.awaited && it.peer == parts_[i].peer;
+      };
+      if (parts_[i].awaited && std::ranges::none_of(before, comes_first)) receive(parts_[i]);
+    }
+  }
+
+  void receive(part& it) {
+    int found = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status{};
+    const request_errors::scope returned;
+    if (const int code = MPI_Improbe(it.peer, native_tag_, group_, &found, &message, &status);
+        code != MPI_SUCCESS)
+      return fail(it, "MPI_Improbe", code);  // no longer awaited then
+    if (found == 0) return;
+    it.awaited = false;
+    --awaited_;
+    std::byte* target = it.target;
+    int bytes = it.bytes;
+    static_cast<void>(MPI_Get_count(&status, MPI_BYTE, &bytes));
+    if (bytes != it.bytes) {
+      try {
+        it.scrap.resize(static_cast<std::size_t>(bytes));
+        target = it.scrap.data();
+        throw mismatch_error(
+            concat("rank ", it.peer, " sent ", bytes, " bytes where this rank expects ", it.bytes));
+      } catch (...) {
+        fail(it.peer, std::current_exception());
+        if (it.scrap.empty()) return;
+      }
+    }
+    const int code = MPI_Imrecv(target, bytes, MPI_BYTE, &message, &it.request);
+    if (code != MPI_SUCCESS) fail(it, "MPI_Imrecv", code);
+  }
+
   // Tests one part; remembers the first failure. One at a time: any test makes progress for all,
   // and this way every library says which request failed.
   [[nodiscard]] bool complete(part& it) {
+    if (it.awaited) return false;
     if (it.request == MPI_REQUEST_NULL) return true;  // never started
     int done = 0;
-    MPI_Status status{};
     const request_errors::scope returned;
-    if (const int code = MPI_Test(&it.request, &done, &status); code != MPI_SUCCESS) {
+    if (const int code = MPI_Test(&it.request, &done, MPI_STATUS_IGNORE); code != MPI_SUCCESS) {
       it.request = MPI_REQUEST_NULL;
-      fail(it, code, status);
+      fail(it, "MPI_Test", code);
       return true;
     }
-    if (done == 0) return false;
-    if (!it.receives || it.cancelled) return true;
-    if (const int arrived = length(status); arrived != it.bytes)
-      fail(it.peer,
-           std::make_exception_ptr(mismatch_error(concat(
-               "rank ", it.peer, " sent ", arrived, " bytes where this rank expects ", it.bytes))));
-    return true;
+    return done != 0;
   }
 
-  [[nodiscard]] static int length(const MPI_Status& status) noexcept {
-    int bytes = -1;
-    return MPI_Get_count(&status, MPI_BYTE, &bytes) == MPI_SUCCESS ? bytes : -1;
-  }
-
-  void fail(const part& it, int code, const MPI_Status& status) {
-    int error_class = MPI_ERR_OTHER;
-    static_cast<void>(MPI_Error_class(code, &error_class));
-    if (it.receives && error_class == MPI_ERR_TRUNCATE) {
-      // Not every library tells how long the message was.
-      const int sent = length(status);
-      const std::string what = sent > it.bytes ? concat(sent, " bytes") : "more";
-      fail(it.peer, std::make_exception_ptr(mismatch_error(
-                        concat("rank ", it.peer, " sent ", what, " where this rank expects ",
-                               it.bytes, sent > it.bytes ? "" : " bytes"))));
-      return;
-    }
+  void fail(const part& it, std::string_view call, int code) {
     const std::string with = it.peer == part::everybody ? "" : concat(", with rank ", it.peer);
     fail(it.peer,
          std::make_exception_ptr(transport_error(
-             concat("MPI_Test failed with MPI error ", code, ": ", error_text(code), with), code)));
+             concat(call, " failed with MPI error ", code, ": ", error_text(code), with), code)));
   }
 
   // What else was to come from this rank may never come, and is nobody's if it does.
@@ -171,22 +203,21 @@ class operation {
     if (peer != part::everybody) cancel(peer);
   }
 
-  // Receives only: a send cannot be cancelled once it has started.
+  // Only messages that have not come: what MPI has begun to move cannot be stopped.
   void cancel(int peer) noexcept {
     if (unexpected_) unexpected_->expect_late(tag_);
-    for (std::size_t i = next_; i < parts_.size(); ++i) {
-      part& each = parts_[i];
-      if (!each.receives || each.cancelled || each.request == MPI_REQUEST_NULL) continue;
-      if (peer != part::everybody && each.peer != peer) continue;
-      each.cancelled = true;
-      static_cast<void>(MPI_Cancel(&each.request));
-    }
+    for (std::size_t i = next_; i < parts_.size(); ++i)
+      if (peer == part::everybody || parts_[i].peer == peer)
+        if (std::exchange(parts_[i].awaited, false)) --awaited_;
   }
 
   std::vector<part> parts_;  // empty as soon as nothing is in flight
   std::size_t next_ = 0;     // parts before it are complete
+  std::ptrdiff_t awaited_ = 0;
   std::shared_ptr<strays> unexpected_;
   std::optional<message_tag> tag_;
+  MPI_Comm group_ = MPI_COMM_NULL;  // borrowed from the backend
+  int native_tag_ = 0;
   std::exception_ptr failure_;
   bool abandoned_ = false;
   unsigned polls_ = 0;
