@@ -36,3 +36,4 @@
 #include <bluefog/topology/spectral_gap.hpp>
 #include <bluefog/topology/star.hpp>
 #include <bluefog/topology/symmetric_exponential.hpp>
+#include <bluefog/topology/symmetric_spectrum.hpp>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -176,4 +177,43 @@ TEST_CASE("consensus decays as in the table", "[topology][spectral_gap]") {
   CHECK(decay(one_peer_exponential(12), 8) == Approx(3.4962986172e-2).epsilon(1e-9));
   CHECK(decay(one_peer_exponential(12), 16) == Approx(1.5148527400e-3).epsilon(1e-9));
   CHECK(decay(one_peer_exponential(12), 32) == Approx(2.8955313392e-6).epsilon(1e-9));
+}
+
+TEST_CASE("the eigenvalues of a symmetric graph lie between those of the table",
+          "[topology][spectral_gap]") {
+  CHECK(symmetric_spectrum(mesh_grid_2d(16)).smallest == Approx(-0.430843).margin(6e-7));
+  CHECK(symmetric_spectrum(mesh_grid_2d(9)).smallest == Approx(-0.316228).margin(6e-7));
+  CHECK(symmetric_spectrum(symmetric_exponential(16)).smallest == Approx(-0.482843).margin(6e-7));
+  CHECK(symmetric_spectrum(star(8)).largest == Approx(1 - 1. / 8).margin(1e-9));
+  for (const int n : {1, 2, 7, 40}) {
+    CHECK(symmetric_spectrum(fully_connected(n)).smallest == Approx(0).margin(1e-9));
+    CHECK(symmetric_spectrum(fully_connected(n)).largest == Approx(0).margin(1e-9));
+  }
+  for (const int n : {3, 4, 5, 8, 31, 64}) {
+    double smallest = 1, largest = -1;
+    for (int k = 1; k < n; ++k) {
+      const double value = (1 + 2 * std::cos(2 * pi * k / n)) / 3;
+      smallest = std::min(smallest, value);
+      largest = std::max(largest, value);
+    }
+    CHECK(symmetric_spectrum(ring(n)).smallest == Approx(smallest).margin(1e-9));
+    CHECK(symmetric_spectrum(ring(n)).largest == Approx(largest).margin(1e-9));
+    CHECK(symmetric_spectrum(adjacency(ring(n))).smallest == Approx(smallest).margin(1e-9));
+    CHECK(symmetric_spectrum(adjacency(ring(n))).largest == Approx(largest).margin(1e-9));
+  }
+  const adjacency swap({{0, 1}, {1, 0}});
+  CHECK(symmetric_spectrum(swap).smallest == Approx(-1).margin(1e-9));
+}
+
+TEST_CASE("a graph is symmetric if every edge goes both ways with one weight",
+          "[topology][spectral_gap]") {
+  for (const int n : {1, 2, 3, 8}) {
+    CHECK(is_symmetric(ring(n)));
+    CHECK(is_symmetric(mesh_grid_2d(n)));
+    CHECK(is_symmetric(star(n)));
+    CHECK(is_symmetric(symmetric_exponential(n)));
+    CHECK(is_symmetric(exponential(n)) == (n < 4));
+  }
+  CHECK_FALSE(is_symmetric(ring(3, ring_style::left)));
+  CHECK_THROWS_AS(symmetric_spectrum(exponential(8)), bluefog::usage_error);
 }

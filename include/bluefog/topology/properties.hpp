@@ -48,6 +48,17 @@ template <graph Graph>
   return is_column_stochastic(graph, tolerance) && is_row_stochastic(graph, tolerance);
 }
 
+/// \return whether every edge goes both ways with one weight. Costs O(edges).
+template <graph Graph>
+[[nodiscard]] constexpr bool is_symmetric(const Graph& graph, double tolerance = 1e-9) {
+  for (int rank = 0; rank < graph.size(); ++rank)
+    for (const int other : graph.out_neighbors(rank)) {
+      const double difference = graph.weight(rank, other) - graph.weight(other, rank);
+      if (difference > tolerance || difference < -tolerance) return false;
+    }
+  return true;
+}
+
 /// \return whether all ranks have the same number of edges, out- and ingoing ones together.
 template <graph Graph>
 [[nodiscard]] constexpr bool is_regular(const Graph& graph) {

@@ -20,28 +20,28 @@ namespace bluefog::topology {
 
 namespace detail {
 
-/// The largest modulus of the eigenvalues of a circulant graph, which are the discrete Fourier
-/// transform of one row, without that of the constant vector.
+/// The eigenvalues of a circulant graph, which are the discrete Fourier transform of one row:
+/// without that of the constant vector, and of each conjugate pair only one.
 template <circulant_graph Graph>
-[[nodiscard]] double circulant_radius(const Graph& graph) {
+[[nodiscard]] std::vector<std::complex<double>> circulant_eigenvalues(const Graph& graph) {
   const auto offsets = graph.offsets();
   const int n = graph.size();
   const double self = graph.weight(0, 0);
   std::vector<double> weights;
   for (int k = 0; k < offsets.degree(); ++k) weights.push_back(graph.weight(0, offsets[k]));
-  if (offsets.degree() == n - 1 && std::ranges::count(weights, self) == n - 1) return 0.0;
+  const auto count = static_cast<std::size_t>(n / 2);
+  if (offsets.degree() == n - 1 && std::ranges::count(weights, self) == n - 1)
+    return std::vector<std::complex<double>>(count);
 
   std::vector<std::complex<double>> roots;
   for (int m = 0; m < n; ++m) roots.push_back(std::polar(1.0, 2 * std::numbers::pi * m / n));
-  double largest = 0;
-  for (std::int64_t m = 1; m <= n / 2; ++m) {  // the others are conjugates of these
-    std::complex<double> value = self;
+  std::vector<std::complex<double>> values(count, self);
+  for (std::int64_t m = 1; m <= n / 2; ++m)  // the others are conjugates of these
     for (int k = 0; k < offsets.degree(); ++k)
-      value += weights[static_cast<std::size_t>(k)] *
-               roots[static_cast<std::size_t>(m * offsets[k] % n)];
-    largest = std::max(largest, std::abs(value));
-  }
-  return largest;
+      values[static_cast<std::size_t>(m - 1)] +=
+          weights[static_cast<std::size_t>(k)] *
+          roots[static_cast<std::size_t>(m * offsets[k] % n)];
+  return values;
 }
 
 }  // namespace detail
@@ -58,7 +58,10 @@ template <graph Graph>
   const int n = graph.size();
   if (n == 1) return 1.0;
   if constexpr (circulant_graph<Graph>) {
-    return 1.0 - detail::circulant_radius(graph);
+    double largest = 0;
+    for (const auto& value : detail::circulant_eigenvalues(graph))
+      largest = std::max(largest, std::abs(value));
+    return 1.0 - largest;
   } else {
     expects(n <= 512,
             "spectral_gap: a graph that is not circulant must have at most 512 ranks, got ", n);
