@@ -73,4 +73,13 @@ void expect_equal_parameters(std::string_view optimizer, communicator<Backend>& 
   }
 }
 
+/// \return every rank's `value`, in rank order. Collective; control traffic.
+template <backend Backend>
+[[nodiscard]] std::vector<double> gather_value(communicator<Backend>& comm, double value) {
+  std::vector<double> all(static_cast<std::size_t>(comm.size()));
+  comm.run({.operation = "comparison of ranks"},
+           [&](auto context) { return gather_equal(context, std::vector<double>{value}, &all); });
+  return all;
+}
+
 }  // namespace bluefog::optim::detail

@@ -99,9 +99,12 @@ class averaging final : public gradient_listener {
   /// Makes a step count as a pass where there could be no other sign of one: gradients set by hand,
   /// or parameters reloaded just before the backward.
   void step_began() {
-    if (!any_pass_ || (!by_forwards_ && !pass_since_step_ && !watch_.intact()))
-      counter().count("step");
+    if (step_is_pass()) counter().count("step");
     pass_since_step_ = false;
+  }
+  /// \return whether a step made now would communicate.
+  [[nodiscard]] bool due() const {
+    return plan_.counter.passes() + (step_is_pass() ? 1 : 0) >= plan_.counter.wanted();
   }
 
   /// \return the runs of parameters that travel.
@@ -134,6 +137,10 @@ class averaging final : public gradient_listener {
   }
 
  private:
+  [[nodiscard]] bool step_is_pass() const {
+    return !any_pass_ || (!by_forwards_ && !pass_since_step_ && !watch_.intact());
+  }
+
   void pass() {
     if (plan_.starts_early && counter().just_due()) send_all();
   }

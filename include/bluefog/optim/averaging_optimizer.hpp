@@ -5,6 +5,7 @@
 #include <memory>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -13,7 +14,10 @@
 #include <torch/serialize/archive.h>
 
 #include <bluefog/backend/concepts.hpp>
+#include <bluefog/collective/any_of.hpp>
+#include <bluefog/optim/agreement.hpp>
 #include <bluefog/optim/averaging.hpp>
+#include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
 #include <bluefog/topology/neighborhood.hpp>
@@ -22,7 +26,7 @@ namespace bluefog::optim::detail {
 
 /// The public face that the averaging wrappers share. Is the user's optimizer.
 template <steppable Inner, backend Backend, averaging_topology Topology>
-class averaging_optimizer : public Inner {
+class averaging_optimizer : public Inner, public communicating_optimizer {
  public:
   /// Calls the model's forward and returns what it returns. Counted as a pass if the model is in
   /// training and gradients are recorded.
@@ -81,6 +85,29 @@ class averaging_optimizer : public Inner {
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {
     Inner::add_param_group(group);
   }
+
+  /// Averages as `step()` would, if it would, and does not adapt: this rank leaves its gradients
+  /// out without leaving the others alone.
+  void skip_step() override {
+    shared_->step_began();
+    refresh();
+    if (shared_->counter().due()) {
+      shared_->send_all();
+      shared_->apply();
+    }
+    shared_->counter().stepped();
+  }
+  step_kind settle_gradients() override {
+    return shared_->due() && communication() != communication_type::none ? step_kind::mixing
+                                                                         : step_kind::local;
+  }
+  [[nodiscard]] bool reduces_gradients() const noexcept override { return false; }
+  [[nodiscard]] int ranks() const noexcept override { return shared_->mixing().comm().size(); }
+  [[nodiscard]] bool any_rank(bool flag) override { return any_of(shared_->mixing().comm(), flag); }
+  [[nodiscard]] std::vector<double> of_every_rank(double value) override {
+    return gather_value(shared_->mixing().comm(), value);
+  }
+  [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return shared_; }
 
   /// Writes what the user's optimizer writes, and the schedule's round.
   void save(torch::serialize::OutputArchive& archive) const override {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -11,9 +12,12 @@
 #include <torch/serialize/archive.h>
 
 #include <bluefog/backend/concepts.hpp>
+#include <bluefog/collective/any_of.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/logger.hpp>
+#include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/gradient_reducer.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
@@ -35,7 +39,7 @@ namespace bluefog::optim {
 ///
 /// \tparam Inner  the user's optimizer, moved in; not LBFGS.
 template <steppable Inner, backend Backend>
-class gradient_allreduce : public Inner {
+class gradient_allreduce : public Inner, public communicating_optimizer {
  public:
   /// Makes the `step()` in its scope not synchronize again.
   class [[nodiscard]] skip_guard {
@@ -95,21 +99,16 @@ class gradient_allreduce : public Inner {
     }
     shared_->step_began();
     refresh();
-    if (!shared_->counter().due() && !shared_->synchronized()) {
-      const auto policy = shared_->options().partial_window;
-      expects(policy != partial_window::error, "gradient_allreduce: step() after ",
-              shared_->counter().passes(), " of ", shared_->counter().wanted(), " backwards");
-      if (policy == partial_window::local) {
-        Inner::step();
-        shared_->local_step_taken();
-        return loss;
-      }
+    if (next_is_local()) {
+      Inner::step();
+      shared_->local_step_taken();
+      return loss;
     }
     if (shared_->local_steps()) {  // replicas have drifted apart: gradients no longer suffice
       Inner::step();
       shared_->average_parameters();
     } else {
-      if (shared_->synchronized() && !*skip_) warn_of_missing_guard();
+      if (shared_->synchronized() && !*skip_ && !shared_->step_announced()) warn_of_missing_guard();
       shared_->synchronize();
       Inner::step();
       if (shared_->states_differ()) shared_->average_parameters();
@@ -117,6 +116,33 @@ class gradient_allreduce : public Inner {
     shared_->window_ended();
     return loss;
   }
+
+  /// Communicates as `step()` would, if it would, and does not adapt: gradients that are not finite
+  /// are dropped, and with them the window.
+  void skip_step() override {
+    shared_->step_began();
+    refresh();
+    if (next_is_local()) return shared_->local_step_taken();  // others may have stepped
+    if (shared_->local_steps())
+      shared_->average_parameters();
+    else
+      shared_->synchronize();
+    shared_->window_ended();
+  }
+  step_kind settle_gradients() override {
+    if (!shared_->synchronized() && next_is_local()) return step_kind::local;
+    if (shared_->local_steps()) return step_kind::mixing;
+    synchronize();
+    shared_->announce_step();
+    return step_kind::reduced;
+  }
+  [[nodiscard]] bool reduces_gradients() const noexcept override { return true; }
+  [[nodiscard]] int ranks() const noexcept override { return shared_->comm().size(); }
+  [[nodiscard]] bool any_rank(bool flag) override { return any_of(shared_->comm(), flag); }
+  [[nodiscard]] std::vector<double> of_every_rank(double value) override {
+    return detail::gather_value(shared_->comm(), value);
+  }
+  [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return shared_; }
 
   /// Ends a window that was cut short, e.g. by the end of an epoch: reduces and steps. Collective.
   void flush() {
@@ -161,6 +187,15 @@ class gradient_allreduce : public Inner {
   }
 
  private:
+  // Whether a step made now steps with this rank's gradients alone. Throws if that is an error.
+  [[nodiscard]] bool next_is_local() const {
+    if (shared_->due() || shared_->synchronized()) return false;
+    const auto policy = shared_->options().partial_window;
+    expects(policy != partial_window::error, "gradient_allreduce: step() after ",
+            shared_->counter().passes(), " of ", shared_->counter().wanted(), " backwards");
+    return policy == partial_window::local;
+  }
+
   // Takes in what has become of the parameters, unless gradients are just what they should be.
   void refresh() {
     if (!shared_->synchronized()) shared_->refresh(this->param_groups(), shared_);

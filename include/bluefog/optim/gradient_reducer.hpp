@@ -42,6 +42,7 @@ class gradient_reducer final : public gradient_listener {
         counter_(name, "backward_passes_per_step", options.backward_passes_per_step,
                  options.on_miscount) {}
 
+  [[nodiscard]] communicator<Backend>& comm() noexcept { return comm_; }
   [[nodiscard]] pass_counter& counter() noexcept { return counter_; }
   [[nodiscard]] const gradient_allreduce_options& options() const noexcept { return options_; }
 
@@ -69,7 +70,7 @@ class gradient_reducer final : public gradient_listener {
   }
 
   void backward_began(int number, bool anew) override {
-    synchronized_ = false;
+    synchronized_ = step_announced_ = false;
     if (anew) forget_foreign();
     if (buckets_.busy()) {  // one backward too many: what was sent lacks it, so it is sent again
       buckets_.discard();
@@ -87,6 +88,9 @@ class gradient_reducer final : public gradient_listener {
 
   /// \return whether gradients are the reduced ones, and no backward has come since.
   [[nodiscard]] bool synchronized() const noexcept { return synchronized_; }
+  /// The next step knows that gradients are synchronized, whoever calls it.
+  void announce_step() noexcept { step_announced_ = true; }
+  [[nodiscard]] bool step_announced() const noexcept { return step_announced_; }
   /// \return whether a local step was made since the last communication.
   [[nodiscard]] bool local_steps() const noexcept { return local_steps_; }
   /// \return whether ranks have ever stepped apart, so that momenta may differ.
@@ -102,9 +106,12 @@ class gradient_reducer final : public gradient_listener {
   /// Makes a step count as a pass where there could be no other sign of one: gradients set by hand,
   /// or parameters reloaded just before the backward.
   void step_began() {
-    if (!any_pass_ || (!pass_since_step_ && !synchronized_ && !watch_.intact()))
-      counter_.count("step");
+    if (step_is_pass()) counter_.count("step");
     pass_since_step_ = false;
+  }
+  /// \return whether a step made now would communicate.
+  [[nodiscard]] bool due() const {
+    return counter_.passes() + (step_is_pass() ? 1 : 0) >= counter_.wanted();
   }
 
   /// Reduces what is not yet reduced and leaves the results in place. If it fails, the window is
@@ -136,7 +143,7 @@ class gradient_reducer final : public gradient_listener {
   void window_ended() {
     if (buckets_.busy()) buckets_.discard();
     counter_.reset();
-    synchronized_ = false;
+    synchronized_ = step_announced_ = false;
     resend_ = false;
     local_steps_ = false;
   }
@@ -173,6 +180,10 @@ class gradient_reducer final : public gradient_listener {
     return {items};
   }
 
+  [[nodiscard]] bool step_is_pass() const {
+    return !any_pass_ || (!pass_since_step_ && !synchronized_ && !watch_.intact());
+  }
+
   // Drops backwards that only other optimizers stepped on.
   void forget_foreign() {
     const std::size_t before = counter_.pending();
@@ -207,6 +218,7 @@ class gradient_reducer final : public gradient_listener {
   bool any_pass_ = false;
   bool pass_since_step_ = false;
   bool synchronized_ = false;
+  bool step_announced_ = false;
   bool resend_ = false;
   bool local_steps_ = false;
   bool states_differ_ = false;
