@@ -33,7 +33,8 @@ struct call_options {
 ///
 /// Owns the backend; the operations on it are free functions, one per header, in `collective/`,
 /// `neighbor/` and `tensor/`. Move-only; a moved-from communicator may only be destroyed or
-/// assigned to. One thread at a time issues operations; any thread may wait for a request.
+/// assigned to. One thread at a time issues operations; any thread may wait for a request, unless
+/// the transport serves one thread only.
 ///
 /// Construction, `split`, `duplicate`, `local`, `leaders` and destruction are collective: every
 /// rank must do them, in the same order as its operations. Destruction waits for outstanding

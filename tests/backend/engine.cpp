@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -377,6 +378,37 @@ TEST_CASE("without a communication thread every wait serves all communicators",
             allreduce(copy, y, y, reduce_op::max);
           }
         }
+      },
+      {.timeout = 20s});
+  CHECK(bluefog_test::first_text(failures) == "");
+}
+
+TEST_CASE("where one thread alone is served another one's wait is refused and loses nothing",
+          "[backend][engine]") {
+  const auto failures = bluefog_test::run_wrapped(
+      2, [](thread_backend inner) { return foreground_backend(std::move(inner)); },
+      [](communicator<foreground_backend>& comm) {
+        std::vector<int> x(4000, comm.rank()), y(4000, 1);
+        std::optional pending = allreduce_nonblocking(comm, x, x, reduce_op::sum);
+        std::string text;
+        std::thread([&] {
+          static_cast<void>(pending->ready());
+          try {
+            pending->wait();
+          } catch (const usage_error& problem) {
+            text = problem.what();
+          }
+        }).join();
+        // Only the thread that made the communicator can have sent and received meanwhile.
+        require_contains(text, "request::wait: the transport serves one thread only");
+        pending->wait();
+        require_equal(x.back(), 1);
+
+        pending.emplace(allreduce_nonblocking(comm, y, y, reduce_op::sum));
+        std::thread dropping([&] { pending.reset(); });  // waits, as every request does
+        allreduce(comm, x, x, reduce_op::max);
+        dropping.join();
+        require_equal(y.back(), 2);
       },
       {.timeout = 20s});
   CHECK(bluefog_test::first_text(failures) == "");

@@ -31,7 +31,8 @@ namespace bluefog {
 /// asynchronous operation and asleep when nothing is outstanding, makes progress beside the
 /// caller's computation; a caller that waits makes the progress itself. A blocking operation on a
 /// communicator with nothing outstanding never leaves the caller's thread. Without `background`
-/// (the transport serves one thread only) progress is made in the caller's waits and tests alone.
+/// (the transport serves one thread only) progress is made in the waits and tests of the thread
+/// that made the engine alone.
 class engine {
  public:
   explicit engine(bool background) noexcept : background_(background) {}
@@ -53,7 +54,7 @@ class engine {
       submit(it);
       wait(*it);
     } else {
-      begin(*it);
+      it->begin();
       backoff pause(waiting::foreground);
       supervisor watch;
       while (!it->work_.advance()) {
@@ -82,25 +83,28 @@ class engine {
       submitted_.push_back(it);
       outstanding_.fetch_add(1);
     }
-    // Started here and now if nobody else is driving: no hand-over before the first message.
-    if (std::unique_lock drive(driving_, std::try_to_lock); drive) pass(false);
+    try_pass(false);  // started here and now: no hand-over before the first message
     if (!it->over()) wake_.notify_one();
+  }
+
+  /// \return whether this thread may make progress.
+  [[nodiscard]] bool drives() const noexcept {
+    return background_ || std::this_thread::get_id() == home_;
   }
 
   /// \return whether the job is over; makes progress, never blocks.
   [[nodiscard]] bool ready(const job& it) {
-    if (!it.over())
-      if (std::unique_lock drive(driving_, std::try_to_lock); drive) pass(true);
+    if (!it.over() && drives()) try_pass(true);
     return it.over();
   }
 
-  /// Returns when the job is over. Any thread may wait.
+  /// Returns when the job is over. Any thread may wait; one that does not drive for one that does.
   void wait(const job& it) {
     if (it.over()) return;
     waiters_.fetch_add(1);
     backoff pause(waiting::foreground);
     while (!it.over()) {
-      if (std::unique_lock drive(driving_, std::try_to_lock); drive) pass(pause.slow());
+      if (drives()) try_pass(pause.slow());
       if (!it.over()) pause.pause();
     }
     if (waiters_.fetch_sub(1) == 1 && outstanding_.load() > 0) {
@@ -113,13 +117,10 @@ class engine {
   void drain(const lane& home, bool give_up) {
     backoff pause(waiting::foreground);
     while (outstanding(home) > 0) {
-      {
-        const std::scoped_lock drive(driving_);
-        if (give_up)
-          abandon(home);
-        else
-          pass(true);
-      }
+      if (const std::scoped_lock drive(driving_); give_up)
+        abandon(home);
+      else
+        pass(true);
       pause.pause();
     }
   }
@@ -131,13 +132,10 @@ class engine {
   }
 
  private:
-  using clock = job::clock;
-
   [[nodiscard]] int outstanding(const lane& home) {
     const std::scoped_lock lock(mutex_);
     return home.outstanding_;
   }
-
   // Enters an operation that may run on the caller's thread because nothing comes before it. Where
   // nobody else drives, operations of other communicators count too: peers may wait for them.
   [[nodiscard]] bool enter_alone(job& it) {
@@ -153,11 +151,6 @@ class engine {
     ++it.home_->outstanding_;
   }
 
-  static void begin(job& it) noexcept {
-    it.begin_ = it.since();
-    it.begun_ = true;
-  }
-
   // Ends a job whose work is over, or that has failed and whose work has been retired. Its
   // communicator may be gone when this returns.
   void finish(job& it) {
@@ -166,7 +159,7 @@ class engine {
     {
       const std::scoped_lock lock(mutex_);
       lane& home = *it.home_;
-      if (!it.failure_) home.progress_ = clock::now();
+      if (!it.failure_) home.progress_ = job::clock::now();
       if (it.label_.tag.lane == channel::group) std::erase(home.numbers_, it.label_.tag.number);
       --home.outstanding_;
     }
@@ -211,6 +204,11 @@ class engine {
     });
   }
 
+  // Unless somebody else is driving.
+  void try_pass(bool slow) {
+    if (std::unique_lock drive(driving_, std::try_to_lock); drive) pass(slow);
+  }
+
   // One round over everything in flight; `slow` when nothing has happened for a while.
   void pass(bool slow) {
     collect_submitted();
@@ -223,7 +221,7 @@ class engine {
         if (it->label_.tag.lane == channel::group &&
             std::ranges::find(blocked_, home) != blocked_.end())
           return false;
-        begin(*it);
+        it->begin();
       }
       if (!it->work_.advance()) {
         if (it->work_.holds_order()) blocked_.push_back(home);
@@ -262,7 +260,7 @@ class engine {
         continue;
       }
       lock.unlock();
-      if (std::unique_lock drive(driving_, std::try_to_lock); drive) pass(pause.slow());
+      try_pass(pause.slow());
       lock.lock();
       if (stopping_ || outstanding_.load() == 0) continue;
       if (!submitted_.empty()) {
@@ -279,6 +277,7 @@ class engine {
   }
 
   const bool background_;
+  const std::thread::id home_ = std::this_thread::get_id();
   std::mutex driving_;                        // held by whoever makes a pass; before mutex_
   std::vector<std::shared_ptr<job>> active_;  // under driving_, in program order
   std::vector<const lane*> blocked_;          // of a pass: who must not start anything now

@@ -68,6 +68,11 @@ class job {
   friend class engine;
   friend class supervisor;
 
+  void begin() noexcept {
+    begin_ = since();
+    begun_ = true;
+  }
+
   name_lease name_;
   task work_;
   operation_label label_;

@@ -14,6 +14,18 @@
 
 namespace bluefog {
 
+namespace detail {
+
+/// Waits for an operation and lets it go. \throws what it failed with.
+inline void finish(engine& driver, std::shared_ptr<job>& started) {
+  driver.wait(*started);
+  const auto over = std::exchange(started, nullptr);
+  over->release_name();
+  over->rethrow();
+}
+
+}  // namespace detail
+
 /// The part of a request that does not depend on its value.
 class request_base {
  public:
@@ -38,12 +50,8 @@ class request_base {
   // Waits for an operation that nobody has waited for.
   void close() noexcept {
     if (!job_) return;
-    engine_->wait(*job_);
-    const auto over = std::exchange(job_, nullptr);
-    over->release_name();
-    if (!over->failure()) return;
     try {
-      over->rethrow();
+      detail::finish(*engine_, job_);
     } catch (const std::exception& problem) {
       logger::write(log_level::warning,
                     concat("a request that nobody waited for failed: ", problem.what()));
@@ -54,10 +62,10 @@ class request_base {
 
   void finish() {
     expects(job_ != nullptr, "request::wait: the request is empty: waited for or moved from");
-    engine_->wait(*job_);
-    const auto over = std::exchange(job_, nullptr);
-    over->release_name();
-    over->rethrow();
+    expects(engine_->drives() || engine_->ready(*job_),
+            "request::wait: the transport serves one thread only; wait on the thread that made the "
+            "communicator");
+    detail::finish(*engine_, job_);
   }
 
  private:
