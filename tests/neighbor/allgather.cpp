@@ -78,6 +78,25 @@ RANKS_TEST("a neighborhood's sources are kept in the order in which they are giv
   require(neighbor_allgather(comm, got, neighborhood{}).empty(), "no sources, no values");
 }
 
+RANKS_TEST("without a graph neighbor_allgather goes over the exponential one",
+           "[neighbor][allgather]") {
+  std::vector<int> expected;  // the ranks 1, 2, 4, ... behind
+  for (int rank = 0; rank < comm.size(); ++rank)
+    for (int distance = 1; distance < comm.size(); distance *= 2)
+      if ((rank + distance) % comm.size() == comm.rank()) expected.push_back(rank);
+  const std::vector<int> mine(1, comm.rank());
+  std::vector<int> out(expected.size(), -1);
+  neighbor_allgather(comm, mine, out);
+  require(out == expected);
+  require(neighbor_allgather(comm, mine) == expected);
+  std::ranges::fill(out, -1);
+  neighbor_allgather_nonblocking(comm, mine, out).wait();
+  require(out == expected);
+  require(neighbor_allgather_nonblocking(comm, mine).wait() == expected);
+  require(neighbor_allgather(comm, mine, {}).empty());
+  require(neighbor_allgather_nonblocking(comm, mine, {}).wait().empty());
+}
+
 RANKS_TEST("neighbor_allgather may write over its input", "[neighbor][allgather]") {
   const int n = comm.size();
   if (n == 1) return;

@@ -24,6 +24,7 @@
 #include <bluefog/core/scratch.hpp>
 #include <bluefog/neighbor/links.hpp>
 #include <bluefog/neighbor/mixing.hpp>
+#include <bluefog/topology/exponential.hpp>
 #include <bluefog/topology/neighborhood.hpp>
 
 namespace bluefog {
@@ -121,6 +122,12 @@ void neighbor_allgather(communicator<Backend>& comm, const In& in, Out&& out, co
   });
 }
 
+/// Concatenates over the static exponential graph.
+template <backend Backend, contiguous_elements In, writable_elements Out>
+void neighbor_allgather(communicator<Backend>& comm, const In& in, Out&& out) {
+  neighbor_allgather(comm, in, out, topology::exponential(comm.size()));
+}
+
 /// Starts a `neighbor_allgather`. `in` and `out` must outlive the request.
 template <backend Backend, lasting_elements In, lasting_writable_elements Out,
           neighbor_links Links = neighborhood>
@@ -139,8 +146,14 @@ request<void> neighbor_allgather_nonblocking(communicator<Backend>& comm, In&& i
                      })};
 }
 
+/// Starts concatenating over the static exponential graph.
+template <backend Backend, lasting_elements In, lasting_writable_elements Out>
+request<void> neighbor_allgather_nonblocking(communicator<Backend>& comm, In&& in, Out&& out) {
+  return neighbor_allgather_nonblocking(comm, in, out, topology::exponential(comm.size()));
+}
+
 /// Starts to concatenate the values of neighbours in a new vector. `in` must outlive the request.
-template <backend Backend, detail::lasting_gatherable In, neighbor_links Links>
+template <backend Backend, detail::lasting_gatherable In, neighbor_links Links = neighborhood>
 [[nodiscard]] auto neighbor_allgather_nonblocking(communicator<Backend>& comm, In&& in,
                                                   const Links& links,
                                                   const call_options& options = {}) {
@@ -157,8 +170,14 @@ template <backend Backend, detail::lasting_gatherable In, neighbor_links Links>
   return request<values>(comm.driver(), std::move(started), std::move(result));
 }
 
+/// Starts to concatenate over the static exponential graph in a new vector.
+template <backend Backend, detail::lasting_gatherable In>
+[[nodiscard]] auto neighbor_allgather_nonblocking(communicator<Backend>& comm, In&& in) {
+  return neighbor_allgather_nonblocking(comm, in, topology::exponential(comm.size()));
+}
+
 /// \return the values of the sources, one after the other.
-template <backend Backend, detail::gatherable In, neighbor_links Links>
+template <backend Backend, detail::gatherable In, neighbor_links Links = neighborhood>
 [[nodiscard]] auto neighbor_allgather(communicator<Backend>& comm, const In& in, const Links& links,
                                       const call_options& options = {}) {
   const auto source = as_buffer(in);
@@ -170,6 +189,12 @@ template <backend Backend, detail::gatherable In, neighbor_links Links>
                                            nullptr);
   });
   return std::move(*result);
+}
+
+/// \return the values of the sources in the static exponential graph, one after the other.
+template <backend Backend, detail::gatherable In>
+[[nodiscard]] auto neighbor_allgather(communicator<Backend>& comm, const In& in) {
+  return neighbor_allgather(comm, in, topology::exponential(comm.size()));
 }
 
 }  // namespace bluefog
