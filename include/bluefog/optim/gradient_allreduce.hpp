@@ -12,7 +12,6 @@
 #include <torch/serialize/archive.h>
 
 #include <bluefog/backend/concepts.hpp>
-#include <bluefog/collective/any_of.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/logger.hpp>
@@ -99,6 +98,8 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
     }
     shared_->step_began();
     refresh();
+    expects(!ended() || shared_->synchronized(),
+            "gradient_allreduce: step() after the ranks have stopped; call join() first");
     if (next_is_local()) {
       Inner::step();
       shared_->local_step_taken();
@@ -109,9 +110,7 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
       shared_->average_parameters();
     } else {
       if (shared_->synchronized() && !*skip_ && !shared_->step_announced()) warn_of_missing_guard();
-      shared_->synchronize();
-      Inner::step();
-      if (shared_->states_differ()) shared_->average_parameters();
+      reduced_step();
     }
     shared_->window_ended();
     return loss;
@@ -138,7 +137,7 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
   }
   [[nodiscard]] bool reduces_gradients() const noexcept override { return true; }
   [[nodiscard]] int ranks() const noexcept override { return shared_->comm().size(); }
-  [[nodiscard]] bool any_rank(bool flag) override { return any_of(shared_->comm(), flag); }
+  [[nodiscard]] int highest(int own) override { return detail::highest(shared_->comm(), own); }
   [[nodiscard]] std::vector<double> of_every_rank(double value) override {
     return detail::gather_value(shared_->comm(), value);
   }
@@ -152,11 +151,54 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
       if (shared_->counter().unused() > 0) Inner::step();
       shared_->average_parameters();
     } else {
-      shared_->synchronize();
-      Inner::step();
-      if (shared_->states_differ()) shared_->average_parameters();
+      reduced_step();
     }
     shared_->window_ended();
+  }
+
+  /// Says that this rank has no more batches in this epoch. Collective: ranks may call it at
+  /// different times, and it returns on all when all have called it.
+  ///
+  /// With `uneven::zeros` this rank answers the other ranks' reductions with zeros until they have
+  /// joined too, without taking their steps; then parameters and the optimizer's state become those
+  /// of the rank that joined last. With `uneven::stop` the step that the others are at is given up
+  /// on all ranks, and `ended()` tells them to leave their loop and join as well. A window that has
+  /// begun is flushed first. Averages divide by the number of all ranks.
+  ///
+  /// \return the rank that joined last; of several at once the highest. Buffers and everything
+  ///         else that it alone has up to date can be broadcast from it.
+  /// \throws usage_error if steps could be local in the middle of a window (J > 1 with
+  ///         `partial_window::local`): what to answer would be unknown.
+  int join() {
+    const auto& options = shared_->options();
+    expects(
+        options.backward_passes_per_step == 1 || options.partial_window != partial_window::local,
+        "gradient_allreduce: join() cannot answer local steps; with backward_passes_per_step ",
+        options.backward_passes_per_step, " set partial_window to flush or error");
+    expects(!shared_->states_differ(),
+            "gradient_allreduce: join() after local steps; call broadcast_from() first");
+    flush();
+    while (!shared_->ended()) {
+      Inner::zero_grad();
+      refresh();
+      shared_->answer();
+    }
+    shared_->window_ended();
+    const int last = shared_->last();
+    if (options.uneven == uneven::zeros) broadcast_from(last);
+    shared_->begin_anew();
+    return last;
+  }
+
+  /// \return whether, with `uneven::stop`, a rank has run out of batches: the last `step()` has
+  ///         changed nothing, and the loop must be left for `join()`. The same on every rank.
+  [[nodiscard]] bool ended() const noexcept { return shared_->ended(); }
+
+  /// Makes the parameters, and the optimizer's options and state, those of `root`: replicas are
+  /// then equal, whatever each of them did before. Collective.
+  void broadcast_from(int root) {
+    refresh();
+    shared_->broadcast_from(root, *this);
   }
 
   /// As the user's optimizer's. \throws usage_error if a backward would be lost that no step used.
@@ -198,7 +240,15 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
 
   // Takes in what has become of the parameters, unless gradients are just what they should be.
   void refresh() {
-    if (!shared_->synchronized()) shared_->refresh(this->param_groups(), shared_);
+    if (!shared_->synchronized()) shared_->refresh(this->param_groups());
+  }
+
+  // With the gradients of all ranks, unless they have stopped.
+  void reduced_step() {
+    shared_->synchronize();
+    if (ended()) return;
+    Inner::step();
+    if (shared_->states_differ()) shared_->average_parameters();
   }
 
   void warn_of_missing_guard() {

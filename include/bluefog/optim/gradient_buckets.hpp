@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,23 +25,35 @@
 
 namespace bluefog::optim::detail {
 
+/// How gradients are packed and reduced.
+struct bucket_options {
+  std::string_view owner;  ///< whose gradients, for messages; static storage
+  optim::compression compression = optim::compression::none;
+  reduce_op op = reduce_op::average;
+  double predivide = 1;
+  std::int64_t bytes = 25 << 20;
+  bool sparse_as_dense = false;
+  bool in_place = false;  ///< gradients that lie in their bucket are reduced there, without a copy
+};
+
 /// Gradients side by side in buckets, each of which is reduced as one message.
 ///
-/// The last parameters come first, since their gradients are ready first, and the first bucket is
-/// small, so that something travels early. Buckets are sent in this order whatever order gradients
-/// become ready in, so it is the same on all ranks. Behind its gradients a bucket carries one
-/// number per parameter: how many ranks used it.
+/// Buckets are sent in their order whatever order gradients become ready in, so it is the same on
+/// all ranks; the first is small, so that something travels early. Behind its gradients a bucket
+/// carries one number per parameter: how many ranks used it. The last bucket carries one more, by
+/// which a rank can give notice that something is not as usual; it leaves when the others have.
 class gradient_buckets {
  public:
   gradient_buckets() = default;
 
-  /// \param parameters  those that learn, in the optimizer's order.
+  /// \param parameters  those that learn.
+  /// \param order       their indices in the order in which their gradients are expected.
   gradient_buckets(const std::vector<named_tensor>& parameters,
-                   const gradient_allreduce_options& options)
+                   const std::vector<std::size_t>& order, const bucket_options& options)
       : options_(options), places_(parameters.size()) {
     constexpr std::int64_t first_bucket = 1 << 20;
-    std::int64_t limit = std::min(first_bucket, options.bucket_bytes);
-    for (std::size_t i = parameters.size(); i-- > 0;) {
+    std::int64_t limit = std::min(first_bucket, options.bytes);
+    for (const std::size_t i : order) {
       const at::Tensor& parameter = parameters[i].tensor;
       const auto type = wire_type(parameter.scalar_type());
       const std::int64_t bytes =
@@ -49,7 +62,7 @@ class gradient_buckets {
                         buckets_.back().device == parameter.device() &&
                         buckets_.back().bytes + bytes <= limit;
       if (!fits) {
-        if (!buckets_.empty()) limit = options.bucket_bytes;
+        if (!buckets_.empty()) limit = options.bytes;
         buckets_.push_back({.type = type, .device = parameter.device()});
       }
       bucket& last = buckets_.back();
@@ -58,8 +71,10 @@ class gradient_buckets {
       last.count += parameter.numel();
       last.bytes += bytes;
     }
+    if (buckets_.empty()) buckets_.emplace_back();  // there may be something to give notice of
     for (bucket& each : buckets_) {
-      const auto flags = static_cast<std::int64_t>(each.members.size());
+      const bool last = &each == &buckets_.back();
+      const auto flags = static_cast<std::int64_t>(each.members.size() + (last ? 1 : 0));
       each.flat =
           at::zeros({each.count + flags}, at::TensorOptions().dtype(each.type).device(each.device));
       each.missing = each.members.size();
@@ -69,18 +84,20 @@ class gradient_buckets {
     }
   }
 
+  [[nodiscard]] std::size_t size() const noexcept { return buckets_.size(); }
+
   /// \throws usage_error that names a parameter whose dtype, device or shape has changed.
   void expect_unchanged() const {
     for (const bucket& each : buckets_)
       for (const member& it : each.members)
         expects(it.parameter.scalar_type() == it.type && it.parameter.device() == each.device &&
                     it.parameter.sizes() == it.slot.sizes(),
-                "gradient_allreduce: parameter \"", it.name, "\" was ", it.type, " ",
-                it.slot.sizes(), " on ", each.device, " when it was wrapped and is ",
-                it.parameter.scalar_type(), " ", it.parameter.sizes(), " on ",
-                it.parameter.device(), " now; wrap the optimizer after converting the model");
+                options_.owner, ": parameter \"", it.name, "\" was ", it.type, " ", it.slot.sizes(),
+                " on ", each.device, " when it was wrapped and is ", it.parameter.scalar_type(),
+                " ", it.parameter.sizes(), " on ", it.parameter.device(),
+                " now; wrap the optimizer after converting the model");
   }
-  /// \return whether anything has been put in or sent since `collect`.
+  /// \return whether anything has been put in or sent since the last `finish`.
   [[nodiscard]] bool busy() const noexcept { return busy_; }
 
   /// Copies the gradient of parameter `index` in, zeros if it has none, and sends the buckets that
@@ -94,12 +111,13 @@ class gradient_buckets {
     at::Tensor gradient = dense(owner.parameter.grad(), owner.name);
     at::Tensor slot = owner.slot;
     if (gradient.defined()) {
-      if (slot.data_ptr() == gradient.data_ptr() && slot.numel() != 0) {
+      const bool lies_there = slot.data_ptr() == gradient.data_ptr() && slot.numel() != 0;
+      if (lies_there && !options_.in_place) {
         // Accumulated on top of the last result: this rank's sum must survive the reduction.
         gradient = gradient.clone();
         at::Tensor(owner.parameter).mutable_grad() = gradient;
       }
-      slot.copy_(gradient);
+      if (!lies_there || !options_.in_place) slot.copy_(gradient);
       if (options_.predivide != 1) slot.div_(options_.predivide);
     } else {
       slot.zero_();
@@ -108,27 +126,37 @@ class gradient_buckets {
     where.filled = true;
     busy_ = true;
     --target.missing;
-    while (sent_ < buckets_.size() && buckets_[sent_].missing == 0) send(buckets_[sent_++], comm);
+    while (sent_ + 1 < buckets_.size() && buckets_[sent_].missing == 0)
+      send(buckets_[sent_++], comm);
   }
 
-  /// Puts in whatever is missing.
+  /// Puts in whatever is missing and waits until everything is reduced. Collective.
+  /// \param notice  whether something is not as usual on this rank.
+  /// \return whether some rank has given notice.
   template <backend Backend>
-  void put_rest(communicator<Backend>& comm) {
+  bool finish(bool notice, communicator<Backend>& comm) {
     for (const bucket& each : buckets_)
       for (const member& owner : each.members) put(owner.index, comm);
+    bucket& last = buckets_.back();
+    last.flag(last.members.size()).fill_(notice ? 1 : 0);
+    send(last, comm);
+    wait();
+    return last.flag(last.members.size()).template item<float>() != 0;
   }
 
-  /// Waits for the reductions and hands the results over: a gradient then lies in its bucket, until
-  /// it is cleared. A parameter that no rank used keeps an undefined gradient. \param passes  the
-  /// result is divided by this.
-  void collect(double passes) {
-    wait();
+  /// Hands the results over: a gradient then lies in its bucket, until it is cleared. A parameter
+  /// that no rank used keeps an undefined gradient. \param passes  the result is divided by this.
+  void hand_over(double passes) {
     const double factor = options_.predivide / passes;
     for (bucket& each : buckets_) {
+      if (each.members.empty()) continue;
       if (factor != 1) each.flat.narrow(0, 0, each.count).mul_(factor);
+      const auto flags = static_cast<std::int64_t>(each.members.size());
+      const at::Tensor used = each.flat.narrow(0, each.count, flags).to(at::kCPU, at::kFloat);
+      const float* const count = used.const_data_ptr<float>();
       for (std::size_t i = 0; i < each.members.size(); ++i) {
+        if (count[i] == 0) continue;
         at::Tensor parameter = each.members[i].parameter;
-        if (each.flag(static_cast<std::int64_t>(i)).template item<float>() == 0) continue;
         const at::Tensor& reduced = each.members[i].slot;
         if (reduced.scalar_type() == parameter.scalar_type())
           parameter.mutable_grad() = reduced;
@@ -169,11 +197,8 @@ class gradient_buckets {
     at::Tensor flat = {};
     std::size_t missing = 0;
 
-    [[nodiscard]] at::Tensor flag(std::int64_t index) const {
-      return flat.select(0, count + index);
-    }
     [[nodiscard]] at::Tensor flag(std::size_t index) const {
-      return flag(static_cast<std::int64_t>(index));
+      return flat.select(0, count + static_cast<std::int64_t>(index));
     }
   };
 
@@ -185,7 +210,7 @@ class gradient_buckets {
 
   [[nodiscard]] at::Tensor dense(const at::Tensor& gradient, const std::string& name) const {
     if (!gradient.defined() || !gradient.is_sparse()) return gradient;
-    expects(options_.sparse_as_dense, "gradient_allreduce: the gradient of parameter \"", name,
+    expects(options_.sparse_as_dense, options_.owner, ": the gradient of parameter \"", name,
             "\" is sparse; set sparse_as_dense to send it as a dense one");
     return gradient.to_dense();
   }
@@ -194,9 +219,9 @@ class gradient_buckets {
   void send(bucket& full, communicator<Backend>& comm) {
     const at::Tensor flat = full.flat;
     const mutable_buffer values{static_cast<std::byte*>(flat.data_ptr()), flat.numel(),
-                                dtype_from(flat.scalar_type(), "gradient_allreduce")};
+                                dtype_from(flat.scalar_type(), options_.owner)};
     auto call = bluefog::detail::check_allreduce(comm, values, values, options_.op, {});
-    call.operation = "gradient_allreduce";
+    call.operation = options_.owner;
     auto started = comm.start(std::move(call), [&](auto context) {
       return bluefog::detail::allreduce_task(context, values, values, options_.op, scope::all,
                                              flat);
@@ -219,7 +244,7 @@ class gradient_buckets {
     if (failure) std::rethrow_exception(failure);
   }
 
-  gradient_allreduce_options options_;
+  bucket_options options_;
   std::vector<place> places_;
   std::vector<bucket> buckets_;
   std::size_t sent_ = 0;

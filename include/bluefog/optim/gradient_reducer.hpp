@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
-#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -16,14 +15,15 @@
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
-#include <bluefog/core/logger.hpp>
-#include <bluefog/optim/agreement.hpp>
+#include <bluefog/core/error.hpp>
+#include <bluefog/core/reduce_op.hpp>
 #include <bluefog/optim/gradient_buckets.hpp>
+#include <bluefog/optim/gradient_exchange.hpp>
 #include <bluefog/optim/gradient_watch.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
 #include <bluefog/optim/pass_counter.hpp>
-#include <bluefog/tensor/allreduce.hpp>
+#include <bluefog/optim/state.hpp>
 #include <bluefog/tensor/arena.hpp>
 
 namespace bluefog::optim::detail {
@@ -37,43 +37,44 @@ class gradient_reducer final : public gradient_listener {
   static constexpr std::string_view name = "gradient_allreduce";
 
   gradient_reducer(communicator<Backend>& comm, const gradient_allreduce_options& options)
-      : comm_(companion_of(comm, options)),
-        options_(options),
+      : options_(options),
+        exchange_(comm, packing(options)),
         counter_(name, "backward_passes_per_step", options.backward_passes_per_step,
                  options.on_miscount) {}
 
-  [[nodiscard]] communicator<Backend>& comm() noexcept { return comm_; }
+  [[nodiscard]] communicator<Backend>& comm() noexcept { return exchange_.comm(); }
   [[nodiscard]] pass_counter& counter() noexcept { return counter_; }
   [[nodiscard]] const gradient_allreduce_options& options() const noexcept { return options_; }
 
-  /// Takes the optimizer's parameters as they are now.
+  /// Takes the optimizer's parameters as they are now. Collective.
   void adopt(const groups& all, const torch::nn::Module& module,
              const std::shared_ptr<gradient_reducer>& self) {
-    names_ = named_parameters(all, module);
-    rebuild(all, self);
-    expect_equal_parameters(name, comm_, parameter_list(names_));
+    for (const auto& item : module.named_parameters()) known_.push_back({item.key(), item.value()});
+    exchange_.adopt(named_parameters(all, module), self);
+    signature_ = signature(all);
   }
 
-  /// Between steps: takes in parameters that were added, frozen or unfrozen, on all ranks alike.
-  void refresh(const groups& all, const std::shared_ptr<gradient_reducer>& self) {
-    if (signature(all) == signature_) {
-      buckets_.expect_unchanged();
-      if (!watch_.intact()) watch(self);
-      return;
+  /// Between steps: takes in parameters that were added, frozen or unfrozen.
+  void refresh(const groups& all) {
+    auto now = signature(all);
+    if (now != signature_) {
+      for (auto& each : named_parameters(all, torch::nn::Module())) {
+        const auto same = [&](const at::Tensor& other) { return other.is_same(each.tensor); };
+        if (std::ranges::any_of(exchange_.parameters(), same, &named_tensor::tensor)) continue;
+        const auto known = std::ranges::find_if(known_, same, &named_tensor::tensor);
+        if (known != known_.end()) each.name = known->name;
+        exchange_.add(std::move(each));
+      }
+      signature_ = std::move(now);
     }
-    for (const auto& added : named_parameters(all, torch::nn::Module())) {
-      const auto same = [&](const at::Tensor& known) { return known.is_same(added.tensor); };
-      if (!std::ranges::any_of(names_, same, &named_tensor::tensor)) names_.push_back(added);
-    }
-    buckets_.discard();
-    rebuild(all, self);
+    exchange_.refresh();
   }
 
   void backward_began(int number, bool anew) override {
     synchronized_ = step_announced_ = false;
     if (anew) forget_foreign();
-    if (buckets_.busy()) {  // one backward too many: what was sent lacks it, so it is sent again
-      buckets_.discard();
+    if (exchange_.busy()) {  // one backward too many: what was sent lacks it, so it is sent again
+      exchange_.discard();
       resend_ = true;
     }
     any_pass_ = pass_since_step_ = true;
@@ -83,7 +84,7 @@ class gradient_reducer final : public gradient_listener {
   void gradient_ready(std::size_t index) override {
     if (!counter_.due() || resend_ || local_steps_) return;
     const c10::AutoGradMode no_grad(false);
-    buckets_.put(index, comm_);
+    exchange_.ready(index);
   }
 
   /// \return whether gradients are the reduced ones, and no backward has come since.
@@ -118,30 +119,41 @@ class gradient_reducer final : public gradient_listener {
   /// over.
   void synchronize() {
     if (synchronized_) return;
-    const c10::AutoGradMode no_grad(false);
-    const int passes = options_.average_aggregated_gradients ? std::max(1, counter_.passes()) : 1;
-    try {
-      buckets_.put_rest(comm_);
-      buckets_.collect(passes);
-    } catch (...) {
-      window_ended();
-      throw;
-    }
+    const auto result =
+        reduce({.passes = std::max(1, counter_.passes()), .wanted = counter_.wanted()});
     synchronized_ = true;
+    if (result.joined > 0 && options_.uneven == uneven::stop) end(result);
+  }
+
+  /// Takes part in the other ranks' next reduction, without a gradient of its own.
+  void answer() {
+    const auto result = reduce({.passes = 0, .wanted = counter_.wanted(), .joined = true});
+    if (result.joined == exchange_.comm().size() || options_.uneven == uneven::stop) end(result);
+  }
+
+  /// \return whether ranks have stopped because one of them, or all, had no more data.
+  [[nodiscard]] bool ended() const noexcept { return ended_; }
+  /// \return the rank that had data for longest, once ranks have stopped.
+  [[nodiscard]] int last() const noexcept { return last_; }
+  /// The next epoch may begin.
+  void begin_anew() {
+    ended_ = false;
+    exchange_.forget_joined();
   }
 
   /// Averages the parameters themselves, after steps with gradients of this rank alone.
-  void average_parameters() {
-    const c10::AutoGradMode no_grad(false);
-    std::vector<at::Tensor> values;
-    for (const auto& each : names_)
-      if (each.tensor.requires_grad()) values.push_back(each.tensor.detach());
-    if (!values.empty()) allreduce_(comm_, std::span<const at::Tensor>(values));
+  void average_parameters() { exchange_.average_parameters(); }
+
+  /// Makes parameters and the optimizer's state those of `root`. Collective.
+  void broadcast_from(int root, torch::optim::Optimizer& optimizer) {
+    exchange_.broadcast_from(root);
+    broadcast_optimizer_state(exchange_.comm(), optimizer, root);
+    states_differ_ = false;
   }
 
   /// A step has used the gradients, or they are given up.
   void window_ended() {
-    if (buckets_.busy()) buckets_.discard();
+    exchange_.discard();
     counter_.reset();
     synchronized_ = step_announced_ = false;
     resend_ = false;
@@ -160,28 +172,35 @@ class gradient_reducer final : public gradient_listener {
   }
 
  private:
-  [[nodiscard]] static communicator<Backend> companion_of(
-      communicator<Backend>& comm, const gradient_allreduce_options& options) {
+  [[nodiscard]] static bucket_options packing(const gradient_allreduce_options& options) {
     expects_bucket(name, options.bucket_bytes);
     expects(options.op == reduce_op::average || options.op == reduce_op::sum, name,
             ": gradients can be averaged or summed, got ", options.op);
     expects(options.predivide > 0, name, ": predivide must be positive, got ", options.predivide);
-    return comm.companion();
+    return {.owner = name,
+            .compression = options.compression,
+            .op = options.op,
+            .predivide = options.predivide,
+            .bytes = options.bucket_bytes,
+            .sparse_as_dense = options.sparse_as_dense};
   }
 
-  /// Lists parameters like an arena, without moving them.
-  struct parameter_list_view {
-    const std::vector<named_tensor>& items;
-    [[nodiscard]] std::size_t size() const { return items.size(); }
-    [[nodiscard]] const std::string& name(std::size_t i) const { return items[i].name; }
-    [[nodiscard]] const at::Tensor& tensor(std::size_t i) const { return items[i].tensor; }
-  };
-  [[nodiscard]] static parameter_list_view parameter_list(const std::vector<named_tensor>& items) {
-    return {items};
+  void end(const reduction_result& result) {
+    ended_ = true;
+    last_ = result.last;
+  }
+
+  reduction_result reduce(const contribution& own) {
+    try {
+      return exchange_.reduce(own, options_.average_aggregated_gradients);
+    } catch (...) {
+      window_ended();
+      throw;
+    }
   }
 
   [[nodiscard]] bool step_is_pass() const {
-    return !any_pass_ || (!pass_since_step_ && !synchronized_ && !watch_.intact());
+    return !any_pass_ || (!pass_since_step_ && !synchronized_ && !exchange_.intact());
   }
 
   // Drops backwards that only other optimizers stepped on.
@@ -189,31 +208,14 @@ class gradient_reducer final : public gradient_listener {
     const std::size_t before = counter_.pending();
     counter_.forget_foreign();
     if (before == 0 || counter_.pending() > 0) return;
-    if (buckets_.busy()) buckets_.discard();
+    exchange_.discard();
     resend_ = false;
   }
 
-  void rebuild(const groups& all, const std::shared_ptr<gradient_reducer>& self) {
-    learning_.clear();
-    for (const auto& each : names_)
-      if (each.tensor.requires_grad()) learning_.push_back(each);
-    buckets_ = gradient_buckets(learning_, options_);
-    watch(self);
-    signature_ = signature(all);
-  }
-
-  void watch(const std::shared_ptr<gradient_reducer>& self) {
-    watch_ = gradient_watch(self);
-    for (std::size_t i = 0; i < learning_.size(); ++i) watch_.add(learning_[i].tensor, i);
-  }
-
-  // Of its own: which bucket is sent when depends on the data, and so would the order among the
-  // program's own operations.
-  communicator<Backend> comm_;
   gradient_allreduce_options options_;
+  gradient_exchange<Backend> exchange_;
   pass_counter counter_;
-  std::vector<named_tensor> names_;
-  std::vector<named_tensor> learning_;
+  std::vector<named_tensor> known_;  // the module's, for the names of parameters added later
   std::vector<std::pair<const void*, bool>> signature_;
   bool any_pass_ = false;
   bool pass_since_step_ = false;
@@ -222,8 +224,8 @@ class gradient_reducer final : public gradient_listener {
   bool resend_ = false;
   bool local_steps_ = false;
   bool states_differ_ = false;
-  gradient_buckets buckets_;
-  gradient_watch watch_;
+  bool ended_ = false;
+  int last_ = -1;
 };
 
 }  // namespace bluefog::optim::detail

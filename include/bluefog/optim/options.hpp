@@ -24,12 +24,32 @@ enum class miscount : std::uint8_t {
   raise  ///< throw a `usage_error`
 };
 
-/// When an averaging wrapper starts to send.
+/// When `adapt_with_combine` begins to send the parameters. Where nothing but the wrapper changes
+/// them, all four give the same parameters, and differ in what the transfer hides under. A change
+/// made from the beginning until `step()` is lost or, where torch knows of it, a `usage_error`.
 enum class start : std::uint8_t {
-  /// When the counted pass is known: overlaps with backward. Nothing else may change the parameters
-  /// from then until `step()`.
+  /// At the end of `step()`, for the next one: under everything until then. If several passes make
+  /// a communication, at the beginning of the last `forward()` of them, so that local steps cost
+  /// nothing.
+  after_step,
+  /// When the last pass of a window is counted: under the backward. Parameters may be changed
+  /// between `step()` and the next forward.
   after_forward,
-  at_step  ///< in `step()`: overlaps with nothing
+  /// In `step()`: under nothing. Parameters may be changed at any time.
+  at_step,
+  /// As `after_step`, and the step itself is taken in the window's last backward, for each bucket
+  /// when its gradients are complete, after which the bucket is sent anew; `step()` does the rest.
+  /// Only for torch's SGD, Adam, AdamW, RMSprop and Adagrad, and only if every forward is followed
+  /// by its own backward and nothing looks at or changes gradients in between: no clipping, no
+  /// gradient scaler, no `retain_graph`, no other model's loss through these parameters.
+  inside_backward
+};
+
+/// What communications do with the model's floating buffers, e.g. the running mean and variance of
+/// batch norm. Other buffers (its count of batches) never travel.
+enum class buffer_policy : std::uint8_t {
+  local,   ///< every rank keeps its own
+  average  ///< they are averaged as the parameters are
 };
 
 /// Options of `adapt_with_combine`.
@@ -40,6 +60,9 @@ struct adapt_with_combine_options {
   optim::start start = optim::start::after_forward;
   optim::miscount on_miscount = miscount::warn;
   std::int64_t bucket_bytes = 25 << 20;  ///< parameters travel in messages of about this size
+  /// K: every K-th communication is an average over all ranks; 0: none is.
+  int global_average_every = 0;
+  optim::buffer_policy buffers = buffer_policy::local;
 };
 
 /// Options of `adapt_then_combine`.
@@ -49,6 +72,8 @@ struct adapt_then_combine_options {
   optim::communication_type communication = communication_type::neighbor_allreduce;
   optim::miscount on_miscount = miscount::warn;
   std::int64_t bucket_bytes = 25 << 20;
+  int global_average_every = 0;
+  optim::buffer_policy buffers = buffer_policy::local;
 };
 
 /// How gradients look on the wire. They are summed in float32 all the same.
@@ -59,6 +84,12 @@ enum class partial_window : std::uint8_t {
   local,  ///< step with this rank's gradients; the window then ends by averaging parameters
   flush,  ///< reduce now, and divide by the real count
   error   ///< throw a `usage_error` with both counts
+};
+
+/// What the other ranks do once a rank has called `join()` because it ran out of batches.
+enum class uneven : std::uint8_t {
+  zeros,  ///< go on; the rank's gradient is zero from then on
+  stop    ///< give up the step that they are at: all ranks stop after the same step
 };
 
 /// Options of `gradient_allreduce`.
@@ -73,6 +104,7 @@ struct gradient_allreduce_options {
   std::int64_t bucket_bytes = 25 << 20;  ///< gradients travel in messages of about this size
   bool sparse_as_dense = false;          ///< else a sparse gradient is an error
   optim::partial_window partial_window = optim::partial_window::local;
+  optim::uneven uneven = optim::uneven::zeros;
   optim::miscount on_miscount = miscount::warn;
 };
 

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/gather.hpp>
+#include <bluefog/collective/broadcast_object.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/core/error.hpp>
+#include <bluefog/core/reduce_op.hpp>
+#include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/gradient_buckets.hpp>
+#include <bluefog/optim/gradient_watch.hpp>
+#include <bluefog/tensor/allreduce.hpp>
+#include <bluefog/tensor/arena.hpp>
+#include <bluefog/tensor/parameters.hpp>
+
+namespace bluefog::optim::detail {
+
+/// What one rank brings to a reduction, and who has joined after it.
+struct contribution {
+  std::int64_t passes = 1;  ///< how many backwards its gradients are the sum of; 0: none
+  std::int64_t wanted = 1;  ///< how many they usually are
+  bool joined = false;      ///< this rank has no more data
+};
+
+/// What all ranks know after a reduction.
+struct reduction_result {
+  int joined = 0;  ///< how many ranks had no more data
+  int last = -1;   ///< the highest of those that had data for longest
+};
+
+/// Keeps gradients of all ranks together: which parameters learn and in which order they travel is
+/// the same on all ranks at any time.
+///
+/// That plan changes at the end of a reduction only, by agreement: buckets follow the order in
+/// which gradients became ready on rank 0 the first time; and a rank whose parameters are no longer
+/// those of the plan (frozen, unfrozen, added) gives notice in the last bucket, upon which all
+/// ranks compare their lists, and reduce once more by the new plan.
+template <backend Backend>
+class gradient_exchange {
+ public:
+  /// \param comm     from which a companion is made: which bucket is sent when depends on the data,
+  ///                 and so would the order among the program's own operations.
+  gradient_exchange(communicator<Backend>& comm, const bucket_options& options)
+      : options_(options), comm_(comm.companion()) {}
+
+  [[nodiscard]] communicator<Backend>& comm() noexcept { return comm_; }
+  [[nodiscard]] const std::vector<named_tensor>& parameters() const noexcept { return parameters_; }
+  /// \return whether the listener hears of all parameters.
+  [[nodiscard]] bool intact() const { return watch_.intact(); }
+  /// \return whether a reduction has begun.
+  [[nodiscard]] bool busy() const noexcept { return buckets_.busy(); }
+
+  /// Takes over the parameters. Collective. The listener is told their indices in this list.
+  /// \throws mismatch_error, on every rank, that names the first difference.
+  void adopt(std::vector<named_tensor> parameters, std::weak_ptr<gradient_listener> listener) {
+    parameters_ = std::move(parameters);
+    listener_ = std::move(listener);
+    agree();
+    watch();
+  }
+  /// Appends a parameter, to be agreed on.
+  void add(named_tensor parameter) { parameters_.push_back(std::move(parameter)); }
+
+  /// Takes in which parameters learn now, and where their gradients arrive. Local.
+  void refresh() {
+    buckets_.expect_unchanged();
+    const auto now = learning();
+    changed_ = now != plan_;
+    if (now != watched_ || !watch_.intact()) watch();
+  }
+
+  /// The gradient of parameter `index` is complete: sends the buckets that are.
+  void ready(std::size_t index) {
+    const auto found = std::ranges::lower_bound(plan_, index);
+    if (found == plan_.end() || *found != index) return;
+    const auto place = static_cast<std::size_t>(found - plan_.begin());
+    if (!settled_ && std::ranges::find(seen_, place) == seen_.end()) seen_.push_back(place);
+    buckets_.put(place, comm_);
+  }
+
+  /// Gives up what is under way.
+  void discard() {
+    if (buckets_.busy()) buckets_.discard();
+  }
+
+  /// Reduces what is not yet reduced and leaves the results in place, divided by the mean number of
+  /// passes of the ranks that have any, or by one if `divides` is not set. Collective.
+  reduction_result reduce(const contribution& own, bool divides) {
+    const c10::AutoGradMode no_grad(false);
+    reduction_result result;
+    double passes = static_cast<double>(own.passes);
+    ++round_;
+    for (;;) {
+      const bool usual = !changed_ && !own.joined && own.passes == own.wanted;
+      if (!buckets_.finish(!usual, comm_)) break;
+      const auto all = gather(own);
+      if (std::ranges::any_of(all, &record::changed)) {
+        agree();
+        continue;
+      }
+      result = summary(all);
+      passes = mean_passes(all);
+      break;
+    }
+    buckets_.hand_over(divides ? std::max(passes, 1.0) : 1.0);
+    follow_root();
+    return result;
+  }
+
+  /// Averages the parameters themselves. Collective.
+  void average_parameters() {
+    const c10::AutoGradMode no_grad(false);
+    for (;;) {
+      std::vector<at::Tensor> values;
+      for (const std::size_t index : plan_) values.push_back(parameters_[index].tensor.detach());
+      at::TensorOptions kind(at::kFloat);
+      if (!values.empty()) kind = values.front().options().requires_grad(false);
+      const at::Tensor notice = at::full({1}, changed_ ? 1 : 0, kind);
+      values.push_back(notice);
+      allreduce_(comm_, std::span<const at::Tensor>(values));
+      if (notice.item<float>() == 0) return;
+      agree();
+    }
+  }
+
+  /// Overwrites the parameters with those of `root`. Collective.
+  void broadcast_from(int root) {
+    std::vector<at::Tensor> values;
+    for (const auto& each : parameters_) values.push_back(each.tensor.detach());
+    broadcast_parameters(comm_, std::span<const at::Tensor>(values), root);
+  }
+
+  /// Counts reductions from now on: which rank joins last is found out anew.
+  void forget_joined() { joined_in_ = 0; }
+
+ private:
+  static constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
+
+  /// What a rank says about itself once somebody has given notice.
+  struct record {
+    std::int64_t changed;    // 1: its parameters are not those of the plan
+    std::int64_t passes;     // backwards in its gradients
+    std::int64_t joined_in;  // the round in which it had no more data, `never` if it has some
+  };
+
+  /// Lists parameters like an arena, without moving them.
+  struct list_view {
+    const std::vector<named_tensor>& items;
+    [[nodiscard]] std::size_t size() const { return items.size(); }
+    [[nodiscard]] const std::string& name(std::size_t i) const { return items[i].name; }
+    [[nodiscard]] const at::Tensor& tensor(std::size_t i) const { return items[i].tensor; }
+  };
+
+  [[nodiscard]] std::vector<record> gather(const contribution& own) {
+    if (own.joined && joined_in_ == 0) joined_in_ = round_;
+    constexpr std::size_t length = 3;
+    std::vector<std::int64_t> all(length * static_cast<std::size_t>(comm_.size()));
+    comm_.run({.operation = options_.owner}, [&](auto context) {
+      return gather_equal(
+          context,
+          std::vector<std::int64_t>{changed_ ? 1 : 0, own.passes, own.joined ? joined_in_ : never},
+          &all);
+    });
+    std::vector<record> records;
+    for (std::size_t i = 0; i < all.size(); i += length)
+      records.push_back({all[i], all[i + 1], all[i + 2]});
+    return records;
+  }
+
+  [[nodiscard]] static reduction_result summary(const std::vector<record>& all) {
+    reduction_result result;
+    std::int64_t latest = 0;
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].joined_in != never) ++result.joined;
+      if (all[rank].joined_in < latest) continue;
+      latest = all[rank].joined_in;
+      result.last = static_cast<int>(rank);
+    }
+    return result;
+  }
+
+  [[nodiscard]] static double mean_passes(const std::vector<record>& all) {
+    std::int64_t sum = 0;
+    std::int64_t active = 0;
+    for (const record& each : all) {
+      sum += each.passes;
+      active += each.passes > 0 ? 1 : 0;
+    }
+    return active == 0 ? 1 : static_cast<double>(sum) / static_cast<double>(active);
+  }
+
+  [[nodiscard]] std::vector<std::size_t> learning() const {
+    std::vector<std::size_t> indices;
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      if (parameters_[i].tensor.requires_grad()) indices.push_back(i);
+    return indices;
+  }
+
+  // Makes the parameters as they are now the plan of all ranks. Collective.
+  void agree() {
+    expect_equal_parameters(options_.owner, comm_, list_view{parameters_});
+    plan_ = learning();
+    changed_ = false;
+    settled_ = false;
+    seen_.clear();
+    pack({});
+  }
+
+  // Makes the order of rank 0's first backward that of all ranks. Collective.
+  void follow_root() {
+    if (settled_) return;
+    if (buckets_.size() > 1) {
+      const std::vector<std::int64_t> own(seen_.begin(), seen_.end());
+      const auto order = broadcast_object(comm_, own, 0);
+      seen_.clear();
+      if (order.empty()) return;
+      pack({order.begin(), order.end()});
+    }
+    settled_ = true;
+  }
+
+  // Parameters that `order` lacks come last, the later ones first.
+  void pack(std::vector<std::size_t> order) {
+    std::vector<named_tensor> learns;
+    for (const std::size_t index : plan_) learns.push_back(parameters_[index]);
+    std::vector<bool> listed(plan_.size());
+    for (const std::size_t each : order) listed[each] = true;
+    for (std::size_t i = plan_.size(); i-- > 0;)
+      if (!listed[i]) order.push_back(i);
+    buckets_ = gradient_buckets(learns, order, options_);
+  }
+
+  void watch() {
+    watched_ = learning();
+    watch_ = gradient_watch(listener_);
+    for (const std::size_t index : watched_) watch_.add(parameters_[index].tensor, index);
+  }
+
+  bucket_options options_;
+  communicator<Backend> comm_;
+  std::vector<named_tensor> parameters_;
+  std::weak_ptr<gradient_listener> listener_;
+  std::vector<std::size_t> plan_;     // which parameters travel: the same on all ranks
+  std::vector<std::size_t> watched_;  // which parameters learn on this rank
+  std::vector<std::size_t> seen_;     // places in the plan, as gradients became ready
+  bool changed_ = false;              // the plan is not what learns on this rank
+  bool settled_ = false;              // the buckets follow rank 0
+  std::int64_t round_ = 0;
+  std::int64_t joined_in_ = 0;
+  gradient_buckets buckets_;
+  gradient_watch watch_;
+};
+
+}  // namespace bluefog::optim::detail
