@@ -3,9 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
-#include <memory>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -41,16 +39,15 @@ class adapt_then_combine : public detail::averaging_optimizer<Inner, Backend, To
   template <module_like Model, std::same_as<Topology> Given>
   adapt_then_combine(Inner inner, const Model& model, communicator<Backend>& comm, Given topology,
                      adapt_then_combine_options options = {})
-      : base(std::move(inner), model, make(comm, std::move(topology), options)) {}
+      : base(std::move(inner), model, comm, std::move(topology), plan(options)) {}
 
   /// Averages with one peer (or one machine) per step: dynamic Exponential-2.
   template <module_like Model>
     requires std::same_as<Topology, topology::one_peer_exponential>
   adapt_then_combine(Inner inner, const Model& model, communicator<Backend>& comm,
                      adapt_then_combine_options options = {})
-      : base(std::move(inner), model,
-             make(comm, topology::one_peer_exponential(detail::places(comm, options.communication)),
-                  options)) {}
+      : adapt_then_combine(std::move(inner), model, comm,
+                           Topology(detail::places(comm, options.communication)), options) {}
 
   /// Adapts, then combines if this step is to communicate.
   /// \param closure  evaluates the loss, with gradients; called once, first.
@@ -76,21 +73,22 @@ class adapt_then_combine : public detail::averaging_optimizer<Inner, Backend, To
   }
 
  private:
-  using shared_type = typename base::shared_type;
-
   void step_by_parts() {
     const auto& arena = this->shared().arena();
     auto& mixing = this->shared().mixing();
+    auto& groups = this->param_groups();
     const auto ranges = this->shared().ranges();
-    detail::partial_step partial(this->param_groups(), arena, ranges);
+    detail::partial_step parts(groups, arena, ranges);
     mixing.begin();
     try {
       for (std::size_t i = 0; i < ranges.size(); ++i) {
-        partial.select(i);
-        Inner::step();
+        {
+          const auto only = parts.select(groups, i);
+          Inner::step();
+        }
         mixing.send(arena, ranges[i]);
       }
-      partial.select(ranges.size());  // what does not travel
+      const auto rest = parts.select(groups, ranges.size());  // what does not travel
       Inner::step();
     } catch (...) {
       mixing.drop();
@@ -98,17 +96,16 @@ class adapt_then_combine : public detail::averaging_optimizer<Inner, Backend, To
     }
   }
 
-  [[nodiscard]] static std::shared_ptr<shared_type> make(
-      communicator<Backend>& comm, Topology topology, const adapt_then_combine_options& options) {
+  [[nodiscard]] static detail::averaging_plan plan(const adapt_then_combine_options& options) {
     constexpr auto name = "adapt_then_combine";
-    return std::make_shared<shared_type>(
-        detail::averaging_plan{.optimizer = name,
-                               .counter = {name, "backward_passes_per_step",
-                                           options.backward_passes_per_step, options.on_miscount},
-                               .passes = detail::counted::backwards,
-                               .bucket_bytes = options.bucket_bytes,
-                               .starts_early = false},
-        comm, std::move(topology), options.communication);
+    return {.optimizer = name,
+            .counter = {name, "backward_passes_per_step", options.backward_passes_per_step,
+                        options.on_miscount},
+            .passes = detail::counted::backwards,
+            .communication = options.communication,
+            .bucket_bytes = options.bucket_bytes,
+            .global_average_every = options.global_average_every,
+            .buffers = options.buffers};
   }
 };
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <memory>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +19,10 @@ namespace bluefog::optim {
 /// Averages the parameters with the neighbours', then takes the user's step from there (consensus,
 /// decentralized gradient descent):
 /// \f[ w_i \leftarrow \sum_j W_{ji} w_j - \eta\, U(\nabla f_i(w_i)) \f]
-/// where U is the user's optimizer and the gradient is taken at the old \f$ w_i \f$. What travels
-/// is sent after the forward (`start::after_forward`) and is on its way beside the backward.
+/// where U is the user's optimizer and the gradient is taken at the old \f$ w_i \f$. When they
+/// begin to travel is an option, `optim::start`; unless told otherwise after the forward, so that
+/// they are on their way beside the backward and may be changed between `step()` and the next
+/// forward.
 ///
 /// *Is* the user's optimizer, with its state: schedulers, `torch::save` and whatever takes a
 /// `torch::optim::Optimizer&` go on working. Construction and communicating steps are collective:
@@ -49,16 +50,15 @@ class adapt_with_combine : public detail::averaging_optimizer<Inner, Backend, To
   template <module_like Model, std::same_as<Topology> Given>
   adapt_with_combine(Inner inner, const Model& model, communicator<Backend>& comm, Given topology,
                      adapt_with_combine_options options = {})
-      : base(std::move(inner), model, make(comm, std::move(topology), options)) {}
+      : base(std::move(inner), model, comm, std::move(topology), plan(options)) {}
 
   /// Averages with one peer (or one machine) per step: dynamic Exponential-2.
   template <module_like Model>
     requires std::same_as<Topology, topology::one_peer_exponential>
   adapt_with_combine(Inner inner, const Model& model, communicator<Backend>& comm,
                      adapt_with_combine_options options = {})
-      : base(std::move(inner), model,
-             make(comm, topology::one_peer_exponential(detail::places(comm, options.communication)),
-                  options)) {}
+      : adapt_with_combine(std::move(inner), model, comm,
+                           Topology(detail::places(comm, options.communication)), options) {}
 
   /// Combines, if this step is to communicate, then adapts.
   /// \param closure  evaluates the loss, with gradients; called once, first.
@@ -68,31 +68,31 @@ class adapt_with_combine : public detail::averaging_optimizer<Inner, Backend, To
     auto& shared = this->shared();
     shared.step_began();
     this->refresh();
-    if (shared.counter().due()) {
+    if (!shared.counter().due()) {
+      shared.mixing().recall();  // this step changes what is on its way, if anything is
+      Inner::step();
+    } else if (!shared.end_inside()) {
       shared.send_all();
       shared.apply();
       this->refresh();  // parameters added or reloaded while the others were on their way
+      Inner::step();
     }
-    Inner::step();
-    shared.counter().stepped();
+    shared.step_ended();
     return loss;
   }
 
  private:
-  using shared_type = typename base::shared_type;
-
-  [[nodiscard]] static std::shared_ptr<shared_type> make(
-      communicator<Backend>& comm, Topology topology, const adapt_with_combine_options& options) {
+  [[nodiscard]] static detail::averaging_plan plan(const adapt_with_combine_options& options) {
     constexpr auto name = "adapt_with_combine";
-    return std::make_shared<shared_type>(
-        detail::averaging_plan{
-            .optimizer = name,
+    return {.optimizer = name,
             .counter = {name, "num_steps_per_communication", options.num_steps_per_communication,
                         options.on_miscount},
             .passes = detail::counted::forwards,
+            .communication = options.communication,
             .bucket_bytes = options.bucket_bytes,
-            .starts_early = options.start == start::after_forward},
-        comm, std::move(topology), options.communication);
+            .global_average_every = options.global_average_every,
+            .buffers = options.buffers,
+            .start = options.start};
   }
 };
 

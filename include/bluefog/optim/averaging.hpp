@@ -1,30 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
-#include <torch/serialize/archive.h>
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
+#include <bluefog/core/buffer.hpp>
+#include <bluefog/core/error.hpp>
 #include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/backward_step.hpp>
 #include <bluefog/optim/gradient_watch.hpp>
 #include <bluefog/optim/mixer.hpp>
+#include <bluefog/optim/module_buffers.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
 #include <bluefog/optim/pass_counter.hpp>
 #include <bluefog/tensor/arena.hpp>
+#include <bluefog/tensor/dtype.hpp>
 
 namespace bluefog::optim::detail {
 
@@ -36,8 +41,11 @@ struct averaging_plan {
   std::string_view optimizer;  ///< the wrapper's name; static storage
   pass_counter counter;
   counted passes;
+  communication_type communication;
   std::int64_t bucket_bytes;
-  bool starts_early;  ///< sends when the last pass of a window is counted, not in the step
+  int global_average_every = 0;
+  buffer_policy buffers = buffer_policy::local;
+  optim::start start = optim::start::at_step;
 };
 
 /// What the averaging wrappers share: the parameters, who averages with whom, and the count of
@@ -47,28 +55,38 @@ class averaging final : public gradient_listener {
  public:
   using groups = std::vector<torch::optim::OptimizerParamGroup>;
 
-  averaging(averaging_plan plan, communicator<Backend>& comm, Topology topology,
-            communication_type type)
-      : plan_(std::move(plan)), mixer_(plan_.optimizer, comm, std::move(topology), type) {
+  averaging(averaging_plan plan, communicator<Backend>& comm, Topology topology)
+      : plan_(std::move(plan)),
+        comm_(comm.companion()),
+        mixer_(plan_.optimizer, comm_, std::move(topology), plan_.communication) {
     expects_bucket(plan_.optimizer, plan_.bucket_bytes);
+    mixer_.global_every(plan_.global_average_every);
   }
 
   [[nodiscard]] pass_counter& counter() noexcept { return plan_.counter; }
   [[nodiscard]] mixer<Backend, Topology>& mixing() noexcept { return mixer_; }
   [[nodiscard]] const parameter_arena& arena() const noexcept { return arena_; }
+  [[nodiscard]] const averaging_plan& plan() const noexcept { return plan_; }
+
+  /// \return whether a backward has taken steps that `step()` has to end.
+  [[nodiscard]] bool steps_inside() const noexcept { return inside_.has_value(); }
+
+  /// Tells what to step inside a backward, and again whenever it has moved.
+  void stepping(stepping_optimizer optimizer) { stepping_ = std::move(optimizer); }
 
   /// Takes the optimizer's parameters as they are now into the arena and watches them.
   void adopt(const groups& all, const torch::nn::Module& module,
              const std::shared_ptr<averaging>& self) {
     names_ = named_parameters(all, module);
+    if (plan_.buffers == buffer_policy::average) buffers_ = module_buffers(module);
     rebuild(all, self);
-    expect_equal_parameters(plan_.optimizer, mixer_.comm(), arena_);
+    expect_equal_parameters(plan_.optimizer, comm_, travelling{arena_, buffers_.list()});
   }
 
   /// Between steps: takes in parameters that were added, unfrozen, reloaded or replaced. Does
   /// nothing while parameters are on their way.
   void refresh(const groups& all, const std::shared_ptr<averaging>& self) {
-    if (mixer_.started()) return;
+    if (mixer_.started() || inside_) return;
     if (signature(all) != signature_) {
       for (const auto& added : named_parameters(all, torch::nn::Module()))
         if (arena_.index_of(added.tensor) == arena_.size()) names_.push_back(added);
@@ -79,22 +97,34 @@ class averaging final : public gradient_listener {
     }
   }
 
-  /// A forward of the model was made in training.
-  void forward_passed() {
+  /// A forward of `model` is about to be made in training.
+  void forward_begins(const void* model) {
+    if (plan_.passes == counted::forwards && before_forward() && !inside_ &&
+        counter().due_with_forward(model))
+      send_all();
+  }
+  /// A forward of `model` was made in training.
+  void forward_passed(const void* model) {
     if (plan_.passes == counted::backwards) return;
     by_forwards_ = true;
     any_pass_ = pass_since_step_ = true;
-    counter().count("forward");
-    pass();
+    if (counter().count_forward(model)) pass();
   }
   void backward_began(int number, bool anew) override {
-    if (by_forwards_) return;
-    if (anew) counter().forget_foreign();
-    any_pass_ = pass_since_step_ = true;
-    counter().count_backward(number);
-    pass();
+    expects(!inside_, plan_.optimizer,
+            ": a second backward after the one that has taken the step: with "
+            "start::inside_backward a step() has to follow each");
+    if (!by_forwards_) {
+      if (anew) counter().forget_foreign();
+      any_pass_ = pass_since_step_ = true;
+      counter().count_backward(number);
+      pass();
+    }
+    if (plan_.start == start::inside_backward && counter().due()) begin_inside();
   }
-  void gradient_ready(std::size_t /*index*/) override {}
+  void gradient_ready(std::size_t index) override {
+    if (inside_) inside_->ready(index);
+  }
 
   /// Makes a step count as a pass where there could be no other sign of one: gradients set by hand,
   /// or parameters reloaded just before the backward.
@@ -105,6 +135,31 @@ class averaging final : public gradient_listener {
   /// \return whether a step made now would communicate.
   [[nodiscard]] bool due() const {
     return plan_.counter.passes() + (step_is_pass() ? 1 : 0) >= plan_.counter.wanted();
+  }
+  /// The step is taken. Sends for the next one, if that is sure to communicate.
+  void step_ended() {
+    counter().stepped();
+    if (before_forward() && counter().wanted() == 1 && counter().passes() == 0) send_all();
+  }
+
+  /// Ends the step that a backward has taken. \return whether one had.
+  bool end_inside() {
+    if (!inside_) return false;
+    const c10::AutoGradMode no_grad(false);
+    counter().reset();
+    auto ending = std::move(inside_);
+    inside_.reset();
+    ending->finish();
+    unpack_buffers();
+    if (mixer_.started()) note_versions();
+    return true;
+  }
+
+  /// Ends or gives up what is under way for this window, which is over.
+  void cut() {
+    inside_.reset();
+    if (mixer_.started() && counter().due()) apply();
+    counter().reset();
   }
 
   /// \return the runs of parameters that travel.
@@ -119,30 +174,95 @@ class averaging final : public gradient_listener {
     arena_.reattach();
     mixer_.begin();
     try {
-      for (const auto& range : ranges()) mixer_.send(arena_, range);
+      for (const auto& range : order()) mixer_.send(arena_, range);
     } catch (...) {
       mixer_.drop();
       throw;
     }
+    note_versions();
   }
 
   /// Combines what `send_all` has sent for, and begins to count anew. Unchanged parameters if it
   /// fails.
   void apply() {
     counter().reset();
+    expect_untouched();
     const c10::AutoGradMode no_grad(false);
+    send_buffers();
     mixer_.apply();
     for (std::size_t i = 0; i < arena_.size(); ++i)
       if (arena_.tensor(i).requires_grad()) arena_.tensor(i).unsafeGetTensorImpl()->bump_version();
+    unpack_buffers();
   }
 
  private:
+  /// Parameters, then buffers.
+  struct travelling {
+    const parameter_arena& parameters;
+    const std::vector<named_tensor>& buffers;
+    [[nodiscard]] std::size_t size() const { return parameters.size() + buffers.size(); }
+    [[nodiscard]] std::string name(std::size_t i) const {
+      return i < parameters.size() ? parameters.name(i) : buffers[i - parameters.size()].name;
+    }
+    [[nodiscard]] const at::Tensor& tensor(std::size_t i) const {
+      return i < parameters.size() ? parameters.tensor(i) : buffers[i - parameters.size()].tensor;
+    }
+  };
+
+  [[nodiscard]] bool before_forward() const noexcept {
+    return plan_.start == start::after_step || plan_.start == start::inside_backward;
+  }
+
   [[nodiscard]] bool step_is_pass() const {
     return !any_pass_ || (!by_forwards_ && !pass_since_step_ && !watch_.intact());
   }
 
   void pass() {
-    if (plan_.starts_early && counter().just_due()) send_all();
+    if (plan_.start != start::at_step && counter().just_due()) send_all();
+  }
+
+  // Parts that step in a backward go in the order in which their gradients become ready.
+  [[nodiscard]] std::vector<parameter_arena::range> order() const {
+    auto all = ranges();
+    if (plan_.start == start::inside_backward) std::ranges::reverse(all);
+    return all;
+  }
+
+  // Unless parameters have been exchanged for others: then `step()` does it all.
+  void begin_inside() {
+    if (!mixer_.started() || !arena_.attached() || signature(stepping_.groups()) != signature_)
+      return;
+    expect_untouched();
+    const c10::AutoGradMode no_grad(false);
+    send_buffers();
+    inside_.emplace(stepping_, arena_, order(), mixer_, counter().wanted() == 1);
+  }
+
+  void send_buffers() {
+    packed_.clear();
+    if (plan_.buffers == buffer_policy::local) return;
+    packed_ = buffers_.pack();
+    for (const at::Tensor& flat : packed_)
+      mixer_.send({static_cast<std::byte*>(flat.data_ptr()), flat.numel(),
+                   dtype_from(flat.scalar_type(), plan_.optimizer)},
+                  flat);
+  }
+  void unpack_buffers() { buffers_.unpack(std::exchange(packed_, {})); }
+
+  void note_versions() {
+    versions_.clear();
+    for (std::size_t i = 0; i < arena_.size(); ++i)
+      versions_.push_back(arena_.tensor(i)._version());
+  }
+  void expect_untouched() {
+    const auto noted = std::exchange(versions_, {});
+    for (std::size_t i = 0; i < noted.size(); ++i) {
+      if (arena_.tensor(i)._version() == noted[i]) continue;
+      mixer_.drop();
+      throw usage_error(concat(plan_.optimizer, ": parameter \"", arena_.name(i),
+                               "\" was changed while it was on its way to other ranks; "
+                               "start::at_step lets parameters be changed at any time"));
+    }
   }
 
   void rebuild(const groups& all, const std::shared_ptr<averaging>& self) {
@@ -163,8 +283,15 @@ class averaging final : public gradient_listener {
   bool pass_since_step_ = false;
   std::vector<named_tensor> names_;
   std::vector<std::pair<const void*, bool>> signature_;
+  std::vector<std::int64_t> versions_;  // of the parameters when they were sent
+  module_buffers buffers_;
+  std::vector<at::Tensor> packed_;  // copies of the buffers, on their way
   parameter_arena arena_;
+  // Of its own: it is used at its own times, between the operations of the program.
+  communicator<Backend> comm_;
   mixer<Backend, Topology> mixer_;
+  stepping_optimizer stepping_;
+  std::optional<backward_step<Backend, Topology>> inside_;
   gradient_watch watch_;
 };
 

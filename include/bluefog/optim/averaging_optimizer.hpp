@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -14,12 +15,15 @@
 #include <torch/serialize/archive.h>
 
 #include <bluefog/backend/concepts.hpp>
-#include <bluefog/collective/any_of.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/core/error.hpp>
 #include <bluefog/optim/agreement.hpp>
 #include <bluefog/optim/averaging.hpp>
+#include <bluefog/optim/backward_step.hpp>
 #include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
+#include <bluefog/optim/partial_step.hpp>
 #include <bluefog/topology/neighborhood.hpp>
 
 namespace bluefog::optim::detail {
@@ -30,31 +34,47 @@ class averaging_optimizer : public Inner, public communicating_optimizer {
  public:
   /// Calls the model's forward and returns what it returns. Counted as a pass if the model is in
   /// training and gradients are recorded.
+  ///
+  /// Several models that share the optimizer make one pass when each of them has been called once.
   template <module_like Model, class... Inputs>
   decltype(auto) forward(Model& model, Inputs&&... inputs) {
-    const bool counts = module_of(model).is_training() && c10::GradMode::is_enabled();
-    if (counts) refresh();
+    const void* const counts = module_of(model).is_training() && c10::GradMode::is_enabled()
+                                   ? static_cast<const void*>(&module_of(model))
+                                   : nullptr;
+    if (counts != nullptr) {
+      refresh();
+      shared_->forward_begins(counts);
+    }
     if constexpr (std::is_void_v<decltype(call_forward(model, std::forward<Inputs>(inputs)...))>) {
       call_forward(model, std::forward<Inputs>(inputs)...);
-      if (counts) shared_->forward_passed();
+      if (counts != nullptr) shared_->forward_passed(counts);
     } else {
       decltype(auto) output = call_forward(model, std::forward<Inputs>(inputs)...);
-      if (counts) shared_->forward_passed();
+      if (counts != nullptr) shared_->forward_passed(counts);
       return output;
     }
   }
 
-  /// From the next communication on. The same on every rank.
-  /// \throws usage_error if the topology does not fit.
+  /// From the next communication on. The same on every rank. One that has begun (see
+  /// `optim::start`) is what it was.
+  /// \throws usage_error if the topology does not fit, unless `on_round` takes its place.
   void communication(communication_type next) { shared_->mixing().type(next); }
   [[nodiscard]] communication_type communication() const noexcept {
     return shared_->mixing().type();
   }
 
-  /// Takes the place of the topology in the next communication, on this rank. With
-  /// `start::after_forward` that one begins in the window's last forward: call it before.
+  /// Takes the place of the topology in the next communication to begin, on this rank: with
+  /// `start::after_forward` call it before the window's last forward.
   /// \throws usage_error if a rank or weight is wrong.
   void next(neighborhood links) { shared_->mixing().next(std::move(links)); }
+
+  /// Takes the place of the topology from the next communication on, on this rank: each time that a
+  /// neighbour communication begins, `choose(round())` says with whom and with which weights; ranks
+  /// for `neighbor_allreduce`, machines for `hierarchical_neighbor_allreduce`. `next` goes first.
+  /// \param choose  an empty function gives the topology its place back.
+  void on_round(std::function<neighborhood(std::int64_t)> choose) {
+    shared_->mixing().on_round(std::move(choose));
+  }
 
   /// \return how many neighbour communications have begun: the schedule's next round.
   [[nodiscard]] std::int64_t round() const noexcept { return shared_->mixing().round(); }
@@ -64,10 +84,7 @@ class averaging_optimizer : public Inner, public communicating_optimizer {
     return shared_->counter().passes();
   }
   /// Begins to count anew, e.g. where an epoch's end cut a window. The same on every rank.
-  void reset_passes() {
-    if (shared_->mixing().started()) shared_->apply();
-    shared_->counter().reset();
-  }
+  void reset_passes() { shared_->cut(); }
   /// Averages the parameters now, whatever has been counted, and begins to count anew. Collective.
   void flush() {
     refresh();
@@ -81,21 +98,18 @@ class averaging_optimizer : public Inner, public communicating_optimizer {
     Inner::zero_grad(set_to_none);
   }
 
-  /// Adds parameters, which are averaged from the next communication on. The same on every rank.
-  void add_param_group(const torch::optim::OptimizerParamGroup& group) {
-    Inner::add_param_group(group);
-  }
-
   /// Averages as `step()` would, if it would, and does not adapt: this rank leaves its gradients
   /// out without leaving the others alone.
   void skip_step() override {
+    expects(!shared_->steps_inside(), shared_->plan().optimizer,
+            ": a step that the backward has taken cannot be skipped (start::inside_backward)");
     shared_->step_began();
     refresh();
     if (shared_->counter().due()) {
       shared_->send_all();
       shared_->apply();
     }
-    shared_->counter().stepped();
+    shared_->step_ended();
   }
   step_kind settle_gradients() override {
     return shared_->due() && communication() != communication_type::none ? step_kind::mixing
@@ -103,34 +117,52 @@ class averaging_optimizer : public Inner, public communicating_optimizer {
   }
   [[nodiscard]] bool reduces_gradients() const noexcept override { return false; }
   [[nodiscard]] int ranks() const noexcept override { return shared_->mixing().comm().size(); }
-  [[nodiscard]] bool any_rank(bool flag) override { return any_of(shared_->mixing().comm(), flag); }
+  [[nodiscard]] int highest(int own) override {
+    return detail::highest(shared_->mixing().comm(), own);
+  }
   [[nodiscard]] std::vector<double> of_every_rank(double value) override {
     return gather_value(shared_->mixing().comm(), value);
   }
   [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return shared_; }
 
-  /// Writes what the user's optimizer writes, and the schedule's round.
+  /// Writes what the user's optimizer writes, and where in the schedule it is. What is on its way
+  /// is not part of it: whoever loads it sends the same again.
   void save(torch::serialize::OutputArchive& archive) const override {
     Inner::save(archive);
-    archive.write("bluefog_round", at::full({}, round(), at::kLong), /*is_buffer=*/true);
+    const auto at = shared_->mixing().position();
+    archive.write("bluefog_round", at::full({}, at.round, at::kLong), /*is_buffer=*/true);
+    archive.write("bluefog_communications", at::full({}, at.communications, at::kLong),
+                  /*is_buffer=*/true);
   }
-  /// An archive of the user's optimizer alone is fine too: the schedule then begins anew.
+  /// Loads what `save` wrote; the same on every rank. An archive of the user's optimizer alone is
+  /// fine too: the schedule then begins anew.
   void load(torch::serialize::InputArchive& archive) override {
     Inner::load(archive);
-    at::Tensor saved;
-    shared_->mixing().round(archive.try_read("bluefog_round", saved, /*is_buffer=*/true)
-                                ? saved.item<std::int64_t>()
-                                : 0);
+    const auto number = [&](const char* name) {
+      at::Tensor saved;
+      return archive.try_read(name, saved, /*is_buffer=*/true) ? saved.item<std::int64_t>() : 0;
+    };
+    shared_->mixing().drop();
+    shared_->mixing().position({number("bluefog_round"), number("bluefog_communications")});
   }
 
  protected:
   using shared_type = averaging<Backend, Topology>;
 
   template <module_like Model>
-  averaging_optimizer(Inner inner, const Model& model, std::shared_ptr<shared_type> shared)
-      : Inner(std::move(inner)), shared_(std::move(shared)) {
+  averaging_optimizer(Inner inner, const Model& model, communicator<Backend>& comm,
+                      Topology topology, averaging_plan plan)
+      : Inner(std::move(inner)) {
     refuse_line_search<Inner>();
+    expects(plan.start != start::inside_backward || steps_parameters_apart<Inner>, plan.optimizer,
+            ": start::inside_backward is for torch's SGD, Adam, AdamW, RMSprop and Adagrad");
+    shared_ = std::make_shared<shared_type>(std::move(plan), comm, std::move(topology));
     shared_->adopt(this->param_groups(), module_of(model), shared_);
+    announce();
+  }
+  averaging_optimizer(averaging_optimizer&& other) noexcept
+      : Inner(std::move(other)), shared_(std::move(other.shared_)) {
+    announce();
   }
 
   /// Runs the closure, once, with gradients recorded.
@@ -144,6 +176,12 @@ class averaging_optimizer : public Inner, public communicating_optimizer {
   void refresh() { shared_->refresh(this->param_groups(), shared_); }
 
  private:
+  // Says where this optimizer is, to those that step it inside a backward.
+  void announce() {
+    shared_->stepping({[this] { Inner::step(); },
+                       [this]() -> typename shared_type::groups& { return this->param_groups(); }});
+  }
+
   std::shared_ptr<shared_type> shared_;
 };
 

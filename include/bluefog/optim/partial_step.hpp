@@ -31,38 +31,43 @@ concept steps_parameters_apart =
     std::same_as<Inner, torch::optim::Adagrad>;
 
 /// Makes an optimizer's `step()` see one part of its parameters at a time. The groups, and so their
-/// options, stay in place; their parameters are put back on destruction.
+/// options, stay in place.
 class partial_step {
  public:
   using groups = std::vector<torch::optim::OptimizerParamGroup>;
+  using parameters = std::vector<std::vector<at::Tensor>>;  // per group
 
-  /// \param all     borrowed.
+  /// In its scope the optimizer has one part of its parameters.
+  class [[nodiscard]] selection {
+   public:
+    selection(groups& all, parameters& part) : groups_(all), part_(part) { swap(); }
+    selection(const selection&) = delete;
+    selection& operator=(const selection&) = delete;
+    ~selection() { swap(); }
+
+   private:
+    void swap() noexcept {
+      for (std::size_t group = 0; group < part_.size(); ++group)
+        groups_[group].params().swap(part_[group]);
+    }
+
+    groups& groups_;
+    parameters& part_;
+  };
+
   /// \param ranges  the parts, runs of the arena; what lies in none of them is one more part.
-  partial_step(groups& all, const parameter_arena& arena,
+  partial_step(const groups& all, const parameter_arena& arena,
                const std::vector<parameter_arena::range>& ranges)
-      : groups_(all), parts_(ranges.size() + 1, part(all.size())) {
-    for (std::size_t group = 0; group < all.size(); ++group) {
+      : parts_(ranges.size() + 1, parameters(all.size())) {
+    for (std::size_t group = 0; group < all.size(); ++group)
       for (const at::Tensor& tensor : all[group].params())
         parts_[part_of(tensor, arena, ranges)][group].push_back(tensor);
-      whole_.push_back(std::move(all[group].params()));
-    }
-  }
-  partial_step(const partial_step&) = delete;
-  partial_step& operator=(const partial_step&) = delete;
-  ~partial_step() {
-    for (std::size_t group = 0; group < groups_.size(); ++group)
-      groups_[group].params() = std::move(whole_[group]);
   }
 
-  /// From now on the optimizer has the parameters of part `index`.
-  void select(std::size_t index) {
-    for (std::size_t group = 0; group < groups_.size(); ++group)
-      groups_[group].params() = std::move(parts_[index][group]);
-  }
+  /// \param all  the groups that the parts were made from, wherever they are by now.
+  selection select(groups& all, std::size_t index) { return {all, parts_[index]}; }
 
- private:
-  using part = std::vector<std::vector<at::Tensor>>;  // per group
-
+  /// \return the number of the range that holds `tensor`, `ranges.size()` if none does.
   [[nodiscard]] static std::size_t part_of(const at::Tensor& tensor, const parameter_arena& arena,
                                            const std::vector<parameter_arena::range>& ranges) {
     const std::size_t index = arena.index_of(tensor);
@@ -75,9 +80,8 @@ class partial_step {
     return static_cast<std::size_t>(std::ranges::find_if(ranges, holds) - ranges.begin());
   }
 
-  groups& groups_;
-  std::vector<part> parts_;
-  std::vector<std::vector<at::Tensor>> whole_;
+ private:
+  std::vector<parameters> parts_;
 };
 
 }  // namespace bluefog::optim::detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 #include <utility>
@@ -33,6 +34,22 @@ class pass_counter {
     ++passes_;
     ++unused_;
   }
+  /// Counts a forward of `model`. Forwards of several models, each once, are one pass of all.
+  /// \return whether it is the first of a new pass.
+  bool count_forward(const void* model) {
+    int& own = forwards_of(model);
+    const bool first = own == most_forwards_;
+    if (first) {
+      count("forward");
+      ++most_forwards_;
+    }
+    ++own;
+    return first;
+  }
+  /// \return whether the next forward of `model` makes the next step communicate.
+  [[nodiscard]] bool due_with_forward(const void* model) {
+    return forwards_of(model) == most_forwards_ && passes_ + 1 == wanted_;
+  }
   /// Counts a backward. \param number  the autograd engine's, unique in this process.
   void count_backward(int number) {
     count("backward");
@@ -58,7 +75,8 @@ class pass_counter {
   /// The window is over.
   void reset() {
     stepped();
-    passes_ = 0;
+    passes_ = most_forwards_ = 0;
+    forwards_.clear();
   }
   /// Gradients have been cleared: backwards that only other optimizers stepped on were not meant
   /// for this one, and are not counted.
@@ -70,6 +88,11 @@ class pass_counter {
   }
 
  private:
+  [[nodiscard]] int& forwards_of(const void* model) {
+    const auto found = std::ranges::find(forwards_, model, &std::pair<const void*, int>::first);
+    return found != forwards_.end() ? found->second : forwards_.emplace_back(model, 0).second;
+  }
+
   void complain(std::string_view kind) {
     const auto text = [&] {
       return concat(optimizer_, ": ", passes_ + 1, " ", kind,
@@ -87,6 +110,8 @@ class pass_counter {
   miscount on_miscount_;
   int passes_ = 0;
   int unused_ = 0;
+  int most_forwards_ = 0;
+  std::vector<std::pair<const void*, int>> forwards_;  // per model, since the last communication
   bool warned_ = false;
   std::vector<int> pending_;  // backwards that no step of this optimizer has used
 };

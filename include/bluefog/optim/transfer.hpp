@@ -7,6 +7,7 @@
 
 #include <bluefog/backend/engine.hpp>
 #include <bluefog/backend/job.hpp>
+#include <bluefog/backend/request.hpp>
 
 namespace bluefog::optim::detail {
 
@@ -27,12 +28,7 @@ class transfer {
   }
 
   /// Blocks until the operation is over; once. \throws what it failed with.
-  void wait() {
-    engine_->wait(*job_);
-    const auto over = std::exchange(job_, nullptr);
-    over->release_name();
-    over->rethrow();
-  }
+  void wait() { bluefog::detail::finish(*engine_, job_); }
 
  private:
   std::shared_ptr<engine> engine_;

@@ -116,6 +116,13 @@ class parameter_arena {
     return runs;
   }
 
+  /// \return whether the memory of all parameters is in the arena.
+  [[nodiscard]] bool attached() const {
+    return std::ranges::all_of(slots_, [&](const slot& it) {
+      return it.tensor.numel() == 0 || it.tensor.data_ptr() == address(it);
+    });
+  }
+
   /// Takes back parameters whose memory has left the arena (after `torch::load`, `set_data` and the
   /// like): their present values are copied in. A graph that saved one of them goes on with the
   /// memory it knows, which holds the same values as long as nobody writes to it. \return how many
