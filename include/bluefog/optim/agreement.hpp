@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -11,9 +12,11 @@
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/gather.hpp>
+#include <bluefog/collective/allreduce.hpp>
 #include <bluefog/collective/broadcast_object.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/core/reduce_op.hpp>
 #include <bluefog/tensor/arena.hpp>
 
 namespace bluefog::optim::detail {
@@ -80,6 +83,14 @@ template <backend Backend>
   comm.run({.operation = "comparison of ranks"},
            [&](auto context) { return gather_equal(context, std::vector<double>{value}, &all); });
   return all;
+}
+
+/// \return the highest of all ranks' numbers. Collective.
+template <backend Backend>
+[[nodiscard]] int highest(communicator<Backend>& comm, int own) {
+  std::array<std::int32_t, 1> number{own};
+  allreduce(comm, number, number, reduce_op::max);
+  return number.front();
 }
 
 }  // namespace bluefog::optim::detail

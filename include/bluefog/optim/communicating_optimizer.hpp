@@ -42,8 +42,8 @@ class communicating_optimizer {
   /// \return how many ranks share the training.
   [[nodiscard]] virtual int ranks() const noexcept = 0;
 
-  /// Collective. \return whether `flag` is true on any rank.
-  [[nodiscard]] virtual bool any_rank(bool flag) = 0;
+  /// Collective. \return the highest of all ranks' numbers.
+  [[nodiscard]] virtual int highest(int own) = 0;
 
   /// Collective. \return every rank's `value`, in rank order.
   [[nodiscard]] virtual std::vector<double> of_every_rank(double value) = 0;
