@@ -112,6 +112,8 @@ class averaging_optimizer : public Inner, public communicating_optimizer {
     shared_->step_ended();
   }
   step_kind settle_gradients() override {
+    expects(!shared_->steps_inside(), shared_->plan().optimizer,
+            ": start::inside_backward steps before gradients can be unscaled or checked");
     return shared_->due() && communication() != communication_type::none ? step_kind::mixing
                                                                          : step_kind::local;
   }
