@@ -22,6 +22,7 @@
 #endif
 
 #ifdef BLUEFOG_HAS_TORCH
+#include <bluefog/amp.hpp>
 #include <bluefog/nn.hpp>
 #include <bluefog/optim.hpp>
 #include <bluefog/tensor.hpp>

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace bluefog::amp::detail {
+
+/// A parameter of a model that has become 16 bits wide, and the parameter of the original width,
+/// its master, that is optimized in its place.
+///
+/// Autograd sees the narrow one as computed from the master: gradients arrive at the master,
+/// widened, and are added up there, so whatever watches or counts gradients does that at the
+/// master.
+class master_parameter {
+ public:
+  /// Narrows `parameter`, which stays the same tensor object, to `type`.
+  master_parameter(const at::Tensor& parameter, at::ScalarType type)
+      : narrow_(parameter), master_(parameter.detach().clone()) {
+    const c10::AutoGradMode no_graph(false);
+    master_.set_requires_grad(narrow_.requires_grad());
+    narrow_.mutable_grad().reset();
+    narrow_.set_requires_grad(false);
+    narrow_.set_data(narrow_.to(type));
+  }
+
+  [[nodiscard]] const at::Tensor& master() const noexcept { return master_; }
+  [[nodiscard]] const at::Tensor& narrow() const noexcept { return narrow_; }
+
+  /// Before a forward: gives the narrow one the master's values. A graph that has seen other values
+  /// refuses to go backwards, as after any change in place.
+  void refresh() {
+    const c10::AutoGradMode no_graph(false);
+    narrow_.variable_data().copy_(master_);
+    if (seen_version_ != master_._version() || seen_memory_ != master_.const_data_ptr())
+      narrow_.unsafeGetTensorImpl()->bump_version();
+    seen_version_ = master_._version();
+    seen_memory_ = master_.const_data_ptr();
+    lead_gradients();
+  }
+
+ private:
+  struct widen final : torch::autograd::Node {
+    widen(at::ScalarType to, torch::autograd::Edge target) : type(to) {
+      add_next_edge(std::move(target));
+    }
+    torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+      const at::Tensor& narrow = gradients.front();
+      return {narrow.defined() ? narrow.to(type) : at::Tensor()};
+    }
+    at::ScalarType type;
+  };
+
+  // To the master; anew if it takes gradients elsewhere now, since it has been reloaded or frozen.
+  void lead_gradients() {
+    const auto target = master_.requires_grad() ? torch::autograd::impl::gradient_edge(master_)
+                                                : torch::autograd::Edge();
+    if (target == target_) return;
+    target_ = target;
+    at::Tensor narrow = narrow_;
+    torch::autograd::create_gradient_edge(narrow,
+                                          std::make_shared<widen>(master_.scalar_type(), target_));
+  }
+
+  at::Tensor narrow_;
+  at::Tensor master_;
+  torch::autograd::Edge target_;  // none before the first refresh, and where nothing learns
+  std::int64_t seen_version_ = -1;
+  const void* seen_memory_ = nullptr;
+};
+
+}  // namespace bluefog::amp::detail
