@@ -5,6 +5,7 @@
 #include <bluefog/amp/autocast_guard.hpp>
 #include <bluefog/amp/clip_grad_norm.hpp>
 #include <bluefog/amp/grad_scaler.hpp>
+#include <bluefog/amp/grad_scaler_state.hpp>
 #include <bluefog/amp/initialize.hpp>
 #include <bluefog/amp/mixed_precision.hpp>
 #include <bluefog/amp/scale_loss.hpp>
