@@ -24,6 +24,8 @@ class module_buffers {
     for (const auto& item : module.named_buffers()) {
       const at::Tensor& each = item.value();
       const auto same = [&](const at::Tensor& other) { return other.is_same(each); };
+      // libtorch's `Module::to` makes even batch norm's count of batches floating.
+      if (item.key().ends_with("num_batches_tracked")) continue;
       if (each.defined() && each.is_floating_point() && each.numel() > 0 &&
           std::ranges::none_of(buffers_, same, &named_tensor::tensor))
         buffers_.push_back({item.key(), each});

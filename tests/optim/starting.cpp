@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+// When the averaging optimizers begin to send, and what may happen meanwhile.
+#include <cstdint>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <bluefog/optim/adapt_then_combine.hpp>
+#include <bluefog/optim/adapt_with_combine.hpp>
+#include <bluefog/tensor/allreduce.hpp>
+#include <bluefog/topology.hpp>
+
+#include "simulation.hpp"
+
+namespace {
+
+using namespace bluefog;
+using namespace bluefog_test;
+using optim::adapt_then_combine;
+using optim::adapt_with_combine;
+using optim::adapt_with_combine_options;
+using optim::buffer_policy;
+using optim::communication_type;
+using optim::start;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+constexpr start all_starts[] = {start::after_step, start::after_forward, start::at_step,
+                                start::inside_backward};
+
+SGD sgd_of(mlp& net) {
+  return SGD(net->parameters(), SGDOptions(0.1).momentum(0.9));
+}
+
+/// A window of a user's program: F a forward with its backward, s a step that may not communicate,
+/// S one that has to; gradients are cleared after each step.
+template <class Optimizer, class Comm>
+void play(Optimizer& optimizer, mlp& net, Comm& comm, std::string_view sequence, int& seed,
+          bool by_forward) {
+  for (const char each : sequence) {
+    if (each == 'F') {
+      const auto input = values({4, 5}, 40 * ++seed + comm.rank());
+      loss_of(by_forward ? optimizer.forward(net, input) : net->forward(input), seed).backward();
+      continue;
+    }
+    const auto before = comm.statistics().operations;
+    optimizer.step();
+    optimizer.zero_grad();
+    if (each == 's') require_equal(comm.statistics().operations, before);
+    require_equal(optimizer.passes_since_communication() == 0, each == 'S');
+  }
+}
+
+/// The parameters after each of `windows`, with J = `passes`.
+template <class Comm>
+std::vector<at::Tensor> trajectory(Comm& comm, start when, int passes,
+                                   const std::vector<std::string_view>& windows, bool by_forward) {
+  mlp net = make_mlp(comm.rank());
+  adapt_with_combine optimizer(
+      sgd_of(net), net, comm,
+      {.num_steps_per_communication = passes, .start = when, .bucket_bytes = 700});
+  std::vector<at::Tensor> points;
+  int seed = 0;
+  for (const auto& each : windows) {
+    play(optimizer, net, comm, each, seed, by_forward);
+    points.push_back(flatten(*net));
+  }
+  return points;
+}
+
+template <class Value>
+std::string saved(const Value& value) {
+  std::ostringstream stream;
+  torch::save(value, stream);
+  return stream.str();
+}
+template <class Value>
+void restore(const std::string& bytes, Value& value) {
+  std::istringstream stream(bytes);
+  torch::load(value, stream);
+}
+
+template <class Optimizer>
+void train(Optimizer& optimizer, mlp& net, int rank, int step) {
+  optimizer.zero_grad();
+  const int seed = 31 * step + rank;
+  loss_of(optimizer.forward(net, values({4, 5}, seed)), seed).backward();
+  optimizer.step();
+}
+
+}  // namespace
+
+RANKS_TEST("whenever parameters begin to travel, they arrive the same, bit for bit",
+           "[optim][start]") {
+  struct program {
+    int passes;
+    std::vector<std::string_view> windows;
+  };
+  const program programs[] = {{1, {"FS", "FS", "FS", "FS", "FS"}},
+                              {3, {"FsFsFS", "FsFsFS", "FFFS", "FsFFS", "FFsFS", "FFFS"}}};
+  for (const auto& [passes, windows] : programs)
+    for (const bool by_forward : {true, false}) {
+      const auto wanted = trajectory(comm, start::at_step, passes, windows, by_forward);
+      for (const start when : all_starts) {
+        const auto got = trajectory(comm, when, passes, windows, by_forward);
+        for (std::size_t i = 0; i < got.size(); ++i) require_same(got[i], wanted[i]);
+      }
+    }
+}
+
+RANKS_TEST("the trajectory is the definition's, whenever parameters begin to travel",
+           "[optim][start]") {
+  for (const start when : all_starts) {
+    simulation all(comm.size(), [](mlp& net) {
+      return std::make_unique<torch::optim::Adam>(net->parameters(), 0.01);
+    });
+    mlp net = make_mlp(comm.rank());
+    adapt_with_combine optimizer(torch::optim::Adam(net->parameters(), 0.01), net, comm,
+                                 {.start = when, .bucket_bytes = 300});
+    for (int step = 0; step < 5; ++step) {
+      all.step(sequence::combine_first, loss_in_step(step));
+      train(optimizer, net, comm.rank(), step);
+      require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-10);
+    }
+  }
+}
+
+RANKS_TEST("what was begun after the step is not part of what is saved", "[optim][start][saving]") {
+  for (const start when : {start::after_step, start::inside_backward}) {
+    mlp net = make_mlp(comm.rank());
+    adapt_with_combine optimizer(sgd_of(net), net, comm,
+                                 {.start = when, .global_average_every = 3});
+    for (int step = 0; step < 4; ++step) train(optimizer, net, comm.rank(), step);
+    const std::string model = saved(net), state = saved(optimizer);
+    for (int step = 4; step < 8; ++step) train(optimizer, net, comm.rank(), step);
+
+    for (const start later : all_starts) {
+      mlp again = make_mlp(77);
+      adapt_with_combine resumed(sgd_of(again), again, comm,
+                                 {.start = later, .global_average_every = 3});
+      train(resumed, again, comm.rank(), 9);  // its own communication is given up
+      restore(model, again);
+      restore(state, resumed);
+      for (int step = 4; step < 8; ++step) train(resumed, again, comm.rank(), step);
+      require_same_parameters(*again, *net);
+    }
+  }
+}
+
+RANKS_TEST("a step more than there are backwards takes back what it would change",
+           "[optim][start]") {
+  std::optional<at::Tensor> wanted;
+  for (const start when : {start::at_step, start::after_step, start::inside_backward}) {
+    mlp net = make_mlp(comm.rank());
+    adapt_with_combine optimizer(sgd_of(net), net, comm, {.start = when});
+    for (int step = 0; step < 3; ++step) {
+      train(optimizer, net, comm.rank(), step);
+      optimizer.step();  // with the same gradients once more, alone
+    }
+    if (!wanted) wanted = flatten(*net);
+    require_same(flatten(*net), *wanted);
+  }
+}
+
+RANKS_TEST("a parameter changed on its way is an error that names it and the remedy",
+           "[optim][start]") {
+  const auto edit = [](mlp& net) {
+    const torch::NoGradGuard no_grad;
+    net->second->bias.mul_(0.5);
+  };
+  for (const start when : {start::after_forward, start::after_step, start::at_step}) {
+    mlp net = make_mlp(comm.rank());
+    adapt_with_combine optimizer(sgd_of(net), net, comm, {.start = when});
+    train(optimizer, net, comm.rank(), 0);
+    optimizer.zero_grad();
+    loss_of(optimizer.forward(net, values({4, 5}, 1)), 1).backward();
+    edit(net);
+    if (when == start::at_step) {
+      optimizer.step();
+    } else {
+      const auto text = require_throws<usage_error>([&] { optimizer.step(); });
+      require_contains(text, "second.bias");
+      require_contains(text, "start::at_step");
+    }
+    train(optimizer, net, comm.rank(), 2);
+  }
+  {  // after the step is before the forward
+    simulation all(comm.size(), [](mlp& net) { return std::make_unique<SGD>(sgd_of(net)); });
+    mlp net = make_mlp(comm.rank());
+    adapt_with_combine optimizer(sgd_of(net), net, comm);
+    for (int step = 0; step < 3; ++step) {
+      all.step(sequence::combine_first, loss_in_step(step));
+      train(optimizer, net, comm.rank(), step);
+      for (int rank = 0; rank < comm.size(); ++rank) edit(all.net(rank));
+      edit(net);
+    }
+    require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
+  }
+}
+
+RANKS_TEST("flush averages what is on its way, reset_passes leaves it there", "[optim][start]") {
+  for (const start when : all_starts) {
+    mlp net = make_mlp(comm.rank());
+    adapt_with_combine optimizer(sgd_of(net), net, comm, topology::fully_connected(comm.size()),
+                                 {.start = when});
+    train(optimizer, net, comm.rank(), 0);
+    const auto apart = flatten(*net);
+    optimizer.reset_passes();
+    require_same(flatten(*net), apart);
+    optimizer.flush();
+    require_close(flatten(*net), allreduce(comm, apart), 1e-12);
+    require_equal(optimizer.round(), std::int64_t{2});
+    train(optimizer, net, comm.rank(), 1);
+    require_equal(optimizer.passes_since_communication(), 0);
+  }
+}
+
+RANKS_TEST("a backward that takes the step has to be followed by step()", "[optim][start]") {
+  mlp net = make_mlp(comm.rank());
+  const auto wrap = [&](auto inner) {
+    adapt_with_combine optimizer(std::move(inner), net, comm, {.start = start::inside_backward});
+    return optimizer;
+  };
+  {
+    auto optimizer = wrap(sgd_of(net));
+    const auto before = flatten(*net);
+    loss_in_step(0)(net, comm.rank()).backward();
+    require(!torch::equal(flatten(*net), before), "the backward adapts");
+    require_contains(
+        require_throws<usage_error>([&] { loss_in_step(1)(net, comm.rank()).backward(); }),
+        "inside_backward");
+    require_contains(require_throws<usage_error>([&] { optimizer.skip_step(); }),
+                     "inside_backward");
+    optimizer.step();
+    train(optimizer, net, comm.rank(), 2);
+  }
+  struct own_sgd : SGD {
+    using SGD::SGD;
+  };
+  require_contains(
+      require_throws<usage_error>([&] { wrap(own_sgd(net->parameters(), SGDOptions(0.1))); }),
+      "AdamW");
+}
+
+RANKS_TEST("stepping inside the backward follows groups, freezing, reloading and moving",
+           "[optim][start]") {
+  const auto run = [&](start when) {
+    mlp net = make_mlp(comm.rank());
+    adapt_with_combine first(SGD(net->first->parameters(), SGDOptions(0.1).momentum(0.9)), net,
+                             comm, {.start = when, .bucket_bytes = 300});
+    first.add_param_group(torch::optim::OptimizerParamGroup(net->second->parameters(),
+                                                            std::make_unique<SGDOptions>(0.05)));
+    for (int step = 0; step < 2; ++step) train(first, net, comm.rank(), step);
+    first.flush();  // nothing is on its way where parameters come and go
+    first.add_param_group(torch::optim::OptimizerParamGroup(net->last->parameters()));
+    auto optimizer = std::move(first);
+    for (int step = 2; step < 9; ++step) {
+      if (step == 4 || step == 6) optimizer.flush();
+      if (step == 4) net->second->weight.requires_grad_(false);
+      if (step == 6) net->second->weight.requires_grad_(true);
+      train(optimizer, net, comm.rank(), step);
+    }
+    optimizer.flush();
+    restore(saved(make_mlp(40 + comm.rank())), net);
+    for (int step = 9; step < 12; ++step) {
+      optimizer.step([&] {
+        optimizer.zero_grad();
+        auto loss = loss_in_step(step)(net, comm.rank());
+        if (step < 11) loss = loss + optimizer.forward(net, values({4, 5}, step)).sum();
+        loss.backward();
+        return loss;
+      });
+    }
+    return flatten(*net);
+  };
+  const auto wanted = run(start::at_step);
+  for (const start when : all_starts) require_same(run(when), wanted);
+}
+
+RANKS_TEST("operations of the program may come at any time between forward and step",
+           "[optim][start]") {
+  for (const start when : all_starts) {
+    mlp net = make_mlp(comm.rank());
+    adapt_with_combine optimizer(sgd_of(net), net, comm, {.start = when});
+    for (int step = 0; step < 3; ++step) {
+      // Even ranks issue it before the forward, odd ones after: its order among the wrapper's own
+      // operations differs over ranks.
+      at::Tensor sum;
+      const auto ask = [&] {
+        sum = allreduce(comm, torch::full({1}, 1.0, at::kDouble), reduce_op::sum);
+      };
+      const int seed = 31 * step + comm.rank();
+      optimizer.zero_grad();
+      if (comm.rank() % 2 == 0) ask();
+      const auto loss = loss_of(optimizer.forward(net, values({4, 5}, seed)), seed);
+      if (comm.rank() % 2 != 0) ask();
+      loss.backward();
+      optimizer.step();
+      require_equal(sum.item<double>(), static_cast<double>(comm.size()));
+    }
+    require_equal(
+        optimizer.round(),
+        std::int64_t{when == start::after_step || when == start::inside_backward ? 4 : 3});
+  }
+}
+
+namespace {
+
+/// A batch norm and a count that a user keeps.
+struct normalized_impl : torch::nn::Module {
+  normalized_impl() {
+    norm = register_module("norm", torch::nn::BatchNorm1d(5));
+    layer = register_module("layer", torch::nn::Linear(5, 2));
+    scale = register_buffer("scale", torch::ones({1}, at::kFloat));
+    seen = register_buffer("seen", torch::zeros({1}, at::kInt));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    seen += 1;
+    return layer(norm(x));
+  }
+  torch::nn::BatchNorm1d norm{nullptr};
+  torch::nn::Linear layer{nullptr};
+  at::Tensor scale, seen;
+};
+TORCH_MODULE_IMPL(normalized, normalized_impl);
+
+normalized make_normalized(int seed) {
+  normalized net;
+  net->to(at::kDouble);
+  net->scale.set_data(torch::full({1}, 2.0, at::kFloat));
+  net->seen.set_data(torch::zeros({1}, at::kInt));  // it was made floating, too
+  fill(*net, seed);
+  return net;
+}
+
+}  // namespace
+
+RANKS_TEST("buffers stay local, or floating ones are averaged as the parameters are",
+           "[optim][buffers]") {
+  const int n = comm.size();
+  const auto batch = [](int rank, int step) { return values({6, 5}, 90 * step + rank) + rank; };
+  const auto check = [&](auto wrap, buffer_policy policy) {
+    normalized net = make_normalized(comm.rank());
+    auto optimizer = wrap(SGD(net->parameters(), 0.1), net);
+    for (int step = 0; step < 3; ++step) {
+      at::Tensor means, variances;  // over ranks, of what each has after its forward
+      optimizer.zero_grad();
+      loss_of(optimizer.forward(net, batch(comm.rank(), step)), step).backward();
+      const auto own_mean = net->norm->running_mean.clone();
+      means = allreduce(comm, own_mean);
+      variances = allreduce(comm, net->norm->running_var.clone());
+      optimizer.step();
+      if (policy == buffer_policy::local) {
+        require_same(net->norm->running_mean, own_mean);
+      } else {
+        require_close(net->norm->running_mean, means, 1e-12);
+        require_close(net->norm->running_var, variances, 1e-12);
+      }
+      require_equal(net->norm->num_batches_tracked.template item<double>(), step + 1.0);
+      require_equal(net->seen.template item<int>(), step + 1);
+      require_equal(net->scale.template item<float>(), 2.0F);  // a constant is a fixed point
+    }
+  };
+  for (const buffer_policy policy : {buffer_policy::local, buffer_policy::average}) {
+    for (const start when : all_starts)
+      check(
+          [&](SGD sgd, normalized& net) {
+            return adapt_with_combine(std::move(sgd), net, comm, topology::fully_connected(n),
+                                      {.start = when, .buffers = policy});
+          },
+          policy);
+    check(
+        [&](SGD sgd, normalized& net) {
+          return adapt_then_combine(std::move(sgd), net, comm, topology::fully_connected(n),
+                                    {.buffers = policy});
+        },
+        policy);
+  }
+}
+
+RANKS_TEST("buffers that stay local move no byte", "[optim][buffers]") {
+  const auto bytes = [&](buffer_policy policy) {
+    normalized net = make_normalized(comm.rank());
+    adapt_with_combine optimizer(SGD(net->parameters(), 0.1), net, comm,
+                                 topology::fully_connected(comm.size()), {.buffers = policy});
+    const auto before = comm.statistics().bytes_sent;
+    loss_of(optimizer.forward(net, values({6, 5}, comm.rank())), 1).backward();
+    optimizer.step();
+    return comm.statistics().bytes_sent - before;
+  };
+  // Two norms' parameters of 5, each padded to 8, a matrix of 10, padded to 16, and a bias of 2.
+  const std::int64_t parameters = (8 + 8 + 16 + 2) * 8, buffers = 10 * 8 + 4;
+  const std::int64_t others = comm.size() - 1;
+  require_equal(bytes(buffer_policy::local), others * parameters);
+  require_equal(bytes(buffer_policy::average), others * (parameters + buffers));
+}
+
+RANKS_TEST("buffers mix with the weights of a schedule, and not in local steps",
+           "[optim][buffers]") {
+  const int n = comm.size();
+  normalized net = make_normalized(comm.rank());
+  adapt_then_combine optimizer(SGD(net->parameters(), 0.1), net, comm,
+                               {.backward_passes_per_step = 2, .buffers = buffer_policy::average});
+  const auto forward = [&](int step) {
+    optimizer.zero_grad();
+    loss_of(optimizer.forward(net, values({6, 5}, 7 * step + comm.rank())), step).backward();
+  };
+  forward(0);
+  const auto before = comm.statistics().operations;
+  const auto alone = net->norm->running_mean.clone();
+  optimizer.step();
+  require_equal(comm.statistics().operations, before);
+  require_same(net->norm->running_mean, alone);
+  forward(1);
+  const auto own = net->norm->running_mean.clone();
+  const auto sum = allreduce(comm, own);
+  optimizer.step();
+  const auto with_left = [&] {  // the schedule's first round: half of rank - 1
+    if (n == 1) return own;
+    auto one_of = torch::zeros({n, 5}, at::kDouble);
+    one_of[comm.rank()] = own;
+    one_of = allreduce(comm, one_of, reduce_op::sum);
+    return 0.5 * own + 0.5 * one_of[(comm.rank() + n - 1) % n];
+  }();
+  require_close(net->norm->running_mean, with_left, 1e-12);
+  require_close(allreduce(comm, net->norm->running_mean), sum, 1e-12);  // the mean is kept
+}
+
+RANKS_TEST("ranks whose buffers differ, or what becomes of them, are told", "[optim][buffers]") {
+  if (comm.size() == 1) return;
+  normalized net = make_normalized(0);
+  require_contains(require_throws<mismatch_error>([&] {
+                     adapt_with_combine(SGD(net->parameters(), 0.1), net, comm,
+                                        {.buffers = comm.rank() == 1 ? buffer_policy::average
+                                                                     : buffer_policy::local});
+                   }),
+                   "scale");
+}
