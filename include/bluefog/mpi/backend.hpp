@@ -124,7 +124,7 @@ class mpi_backend {
     constexpr std::int64_t most = 0x7FFFFFFF;
     expects(limit_ >= 1 && limit_ <= most, "mpi_backend: longest_message must be in [1, ", most,
             "], got ", limit_);
-    mpi::library::clear_mark();
+    mpi::library::clear_marks();
     const auto lock = mpi::library::serialize();
     mpi::check(MPI_Comm_set_errhandler(group_.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     mpi::check(MPI_Comm_rank(group_.get(), &rank_), "MPI_Comm_rank");

@@ -56,9 +56,12 @@ class library {
   /// A communicator went down while an exception unwound the stack: the other ranks may wait for
   /// this one for ever, so the process must not end in MPI_Finalize.
   static void mark_unwound() noexcept { unwound_ = true; }
-  /// The program goes on communicating: the exception was dealt with.
-  static void clear_mark() noexcept {
-    if (unwound_.load(std::memory_order_relaxed)) unwound_ = false;
+  /// An operation was given up: whom it waited for may never come, nor to MPI_Finalize.
+  static void mark_given_up() noexcept { given_up_ = true; }
+  /// The program goes on communicating: what was marked has been dealt with.
+  static void clear_marks() noexcept {
+    for (auto* mark : {&unwound_, &given_up_})
+      if (mark->load(std::memory_order_relaxed)) *mark = false;
   }
 
   /// Counts the operations in flight, which the process must not end with.
@@ -159,6 +162,7 @@ class library {
   static void finalize_at_exit() {
     if (aborting_ || !is_running()) return;
     if (unwound_) abort_job("an exception ended the communicator; ending the job");
+    if (given_up_) abort_job("the program ends after an operation was given up; ending the job");
     if (in_flight_ > 0 || transfers_left_behind)
       abort_job("the program ends with transfers that never ended; ending the job");
     if (aborting_) return;
@@ -168,6 +172,7 @@ class library {
   static inline int world_rank_ = 0;
   static inline std::atomic<int> in_flight_ = 0;
   static inline std::atomic<bool> unwound_ = false;
+  static inline std::atomic<bool> given_up_ = false;
   static inline std::atomic<bool> aborting_ = false;
   static inline std::terminate_handler previous_terminate_ = nullptr;
 };

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <list>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
@@ -32,10 +33,8 @@ class mailbox {
   ~mailbox() {
     const auto lock = library::serialize();
     if (!is_running()) return;
-    for (outgoing& each : sent_)
-      if (!left(each)) {  // so short that MPI has copied it; only the handle remains
-        static_cast<void>(MPI_Request_free(&each.request));
-      }
+    std::erase_if(sent_, left);
+    if (!sent_.empty()) keep_for_ever(std::move(sent_));  // MPI may not have read it yet
     if (used_ || has_letter(group_.get())) static_cast<void>(group_.release());
   }
 
@@ -91,6 +90,13 @@ class mailbox {
   static bool left(outgoing& each) noexcept {
     int complete = 0;
     return MPI_Test(&each.request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0;
+  }
+
+  static void keep_for_ever(std::list<outgoing> unsent) {
+    static std::mutex mutex;
+    static auto* const kept = new std::list<outgoing>;  // reachable, never destroyed
+    const std::scoped_lock lock(mutex);
+    kept->splice(kept->end(), unsent);
   }
 
   [[nodiscard]] static bool has_letter(MPI_Comm group) noexcept {

@@ -70,7 +70,7 @@ class operation {
   void start(Begin begin) {
     if (parts_.empty()) return;
     library::operation_began();
-    library::clear_mark();
+    library::clear_marks();
     const auto lock = threads::serialize();
     try {
       begin(std::span<part>(parts_));
@@ -100,6 +100,7 @@ class operation {
 
   void abandon() noexcept {
     if (std::exchange(abandoned_, true)) return;
+    library::mark_given_up();
     const auto lock = threads::serialize();
     cancel(part::everybody);
   }
