@@ -33,15 +33,26 @@ namespace bluefog::optim::detail {
 
 /// What one rank brings to a reduction, and who has joined after it.
 struct contribution {
-  std::int64_t passes = 1;  ///< how many backwards its gradients are the sum of; 0: none
-  std::int64_t wanted = 1;  ///< how many they usually are
-  bool joined = false;      ///< this rank has no more data
+  std::int64_t passes = 1;      ///< how many backwards its gradients are the sum of; 0: none
+  std::int64_t wanted = 1;      ///< how many they usually are
+  bool joined = false;          ///< this rank has no more data
+  std::int64_t objection = -1;  ///< a parameter that was used, or not used, against a promise
 };
 
 /// What all ranks know after a reduction.
 struct reduction_result {
-  int joined = 0;  ///< how many ranks had no more data
-  int last = -1;   ///< the highest of those that had data for longest
+  int joined = 0;               ///< how many ranks had no more data
+  int last = -1;                ///< the highest of those that had data for longest
+  int objector = -1;            ///< a rank with an objection, if any
+  std::int64_t objection = -1;  ///< that rank's
+};
+
+/// Lists parameters like an arena, without moving them.
+struct named_list {
+  const std::vector<named_tensor>& items;
+  [[nodiscard]] std::size_t size() const { return items.size(); }
+  [[nodiscard]] const std::string& name(std::size_t i) const { return items[i].name; }
+  [[nodiscard]] const at::Tensor& tensor(std::size_t i) const { return items[i].tensor; }
 };
 
 /// Keeps gradients of all ranks together: which parameters learn and in which order they travel is
@@ -107,7 +118,7 @@ class gradient_exchange {
     double passes = static_cast<double>(own.passes);
     ++round_;
     for (;;) {
-      const bool usual = !changed_ && !own.joined && own.passes == own.wanted;
+      const bool usual = !changed_ && !own.joined && own.passes == own.wanted && own.objection < 0;
       if (!buckets_.finish(!usual, comm_)) break;
       const auto all = gather(own);
       if (std::ranges::any_of(all, &record::changed)) {
@@ -157,29 +168,22 @@ class gradient_exchange {
     std::int64_t changed;    // 1: its parameters are not those of the plan
     std::int64_t passes;     // backwards in its gradients
     std::int64_t joined_in;  // the round in which it had no more data, `never` if it has some
-  };
-
-  /// Lists parameters like an arena, without moving them.
-  struct list_view {
-    const std::vector<named_tensor>& items;
-    [[nodiscard]] std::size_t size() const { return items.size(); }
-    [[nodiscard]] const std::string& name(std::size_t i) const { return items[i].name; }
-    [[nodiscard]] const at::Tensor& tensor(std::size_t i) const { return items[i].tensor; }
+    std::int64_t objection;
   };
 
   [[nodiscard]] std::vector<record> gather(const contribution& own) {
     if (own.joined && joined_in_ == 0) joined_in_ = round_;
-    constexpr std::size_t length = 3;
+    constexpr std::size_t length = 4;
     std::vector<std::int64_t> all(length * static_cast<std::size_t>(comm_.size()));
     comm_.run({.operation = options_.owner}, [&](auto context) {
-      return gather_equal(
-          context,
-          std::vector<std::int64_t>{changed_ ? 1 : 0, own.passes, own.joined ? joined_in_ : never},
-          &all);
+      return gather_equal(context,
+                          std::vector<std::int64_t>{changed_ ? 1 : 0, own.passes,
+                                                    own.joined ? joined_in_ : never, own.objection},
+                          &all);
     });
     std::vector<record> records;
     for (std::size_t i = 0; i < all.size(); i += length)
-      records.push_back({all[i], all[i + 1], all[i + 2]});
+      records.push_back({all[i], all[i + 1], all[i + 2], all[i + 3]});
     return records;
   }
 
@@ -188,6 +192,10 @@ class gradient_exchange {
     std::int64_t latest = 0;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       if (all[rank].joined_in != never) ++result.joined;
+      if (all[rank].objection >= 0 && result.objector < 0) {
+        result.objector = static_cast<int>(rank);
+        result.objection = all[rank].objection;
+      }
       if (all[rank].joined_in < latest) continue;
       latest = all[rank].joined_in;
       result.last = static_cast<int>(rank);
@@ -214,7 +222,7 @@ class gradient_exchange {
 
   // Makes the parameters as they are now the plan of all ranks. Collective.
   void agree() {
-    expect_equal_parameters(options_.owner, comm_, list_view{parameters_});
+    expect_equal_parameters(options_.owner, comm_, named_list{parameters_});
     plan_ = learning();
     changed_ = false;
     settled_ = false;
