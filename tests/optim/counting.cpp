@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// When the averaging optimizers communicate, with whom, and what that costs.
+// When the optimizers communicate, with whom, and what that costs.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 
 #include <bluefog/optim/adapt_then_combine.hpp>
 #include <bluefog/optim/adapt_with_combine.hpp>
+#include <bluefog/optim/gradient_allreduce.hpp>
 #include <bluefog/tensor/allreduce.hpp>
 #include <bluefog/topology.hpp>
 
@@ -22,6 +24,7 @@ using namespace bluefog_test;
 using optim::adapt_then_combine;
 using optim::adapt_with_combine;
 using optim::communication_type;
+using optim::gradient_allreduce;
 using torch::optim::SGD;
 
 constexpr std::int64_t one_model = (5 * 16 + 16 + 16 * 16 + 16 + 2 * 16 + 2) * 8;  // bytes
@@ -50,50 +53,304 @@ void play(Optimizer& optimizer, mlp& net, Comm& comm, std::string_view sequence,
   }
 }
 
-struct window {
-  int passes;
-  std::string_view sequence;
-  int communications;
+/// The six programs of which steps communicate is known for J = 3, and what is known.
+struct known {
+  std::string_view program;
   int warnings;
 };
-constexpr window windows[] = {
-    {1, "FSFS", 2, 0},       {2, "FFSFsFS", 2, 0},      {3, "FFFSFFFS", 2, 0},
-    {4, "FFFFS", 1, 0},      {3, "FsFsFSFsFsFS", 2, 0}, {3, "FFsFSFsFFS", 2, 0},
-    {3, "FFFFSFFFFS", 2, 1}, {3, "FFsFFS", 1, 1},       {3, "FsFsFSFs", 1, 0},
+constexpr known with_three[] = {{"FFFS", 0},  {"FsFsFS", 0}, {"FFsFS", 0},
+                                {"FsFFS", 0}, {"FFFFS", 1},  {"FFsFFS", 1}};
+
+/// The program with the steps that communicate written as S, by the rule; and whether it warns.
+std::pair<std::string, int> by_rule(std::string_view program, int passes) {
+  std::string steps;
+  int since = 0, warnings = 0;
+  for (const char each : program) {
+    if (each == 'F') {
+      if (since >= passes) warnings = 1;  // once per optimizer
+      ++since;
+      steps += 'F';
+    } else {
+      steps += since >= passes ? 'S' : 's';
+      if (since >= passes) since = 0;
+    }
+  }
+  return {steps, warnings};
+}
+
+/// What a wrapper counts, and what the option is called.
+struct wrapper {
+  std::string_view counts;
+  std::string_view option;
+  bool by_forward;
 };
+constexpr wrapper wrappers[] = {{"forwards", "num_steps_per_communication", true},
+                                {"backwards", "num_steps_per_communication", false},
+                                {"backwards", "backward_passes_per_step", true},
+                                {"backwards", "backward_passes_per_step", true}};
+constexpr int kinds = 4;
+
+/// Calls `act(optimizer)` with a wrapper of this kind around SGD with momentum.
+template <class Model, class Comm, class Act>
+void with_wrapper(int kind, Model& net, Comm& comm, int passes, const Act& act,
+                  std::vector<at::Tensor> parameters = {}) {
+  if (parameters.empty()) parameters = net->parameters();
+  SGD sgd(parameters, torch::optim::SGDOptions(0.1).momentum(0.5));
+  if (kind < 2) {
+    adapt_with_combine optimizer(std::move(sgd), net, comm,
+                                 {.num_steps_per_communication = passes});
+    act(optimizer);
+  } else if (kind == 2) {
+    adapt_then_combine optimizer(std::move(sgd), net, comm, {.backward_passes_per_step = passes});
+    act(optimizer);
+  } else {
+    gradient_allreduce optimizer(std::move(sgd), net, comm, {.backward_passes_per_step = passes});
+    act(optimizer);
+  }
+}
 
 }  // namespace
 
-TEST_CASE("windows communicate where they end, and warn once where they are overrun",
+TEST_CASE("which steps of six programs communicate is what is known for three passes",
+          "[optim][counting]") {
+  for (const auto& [program, warnings] : with_three)
+    CHECK(by_rule(program, 3) == std::pair(std::string(program), warnings));
+}
+
+TEST_CASE("every wrapper communicates where a window ends, and warns once where one is overrun",
           "[optim][counting][thread]") {
-  for (const auto& each : windows)
-    for (const int kind : {0, 1, 2}) {  // by forwards; by backwards; adapt_then_combine
-      INFO(each.sequence << " with J = " << each.passes << ", kind " << kind);
-      captured_log log;
-      run_threads(3, [&](communicator<thread_backend>& comm) {
-        mlp net = make_mlp(comm.rank());
-        const auto check = [&](auto& optimizer) {
+  for (const auto& each : with_three)
+    for (const int passes : {1, 2, 3, 4})
+      for (int kind = 0; kind < kinds; ++kind) {
+        const auto [program, warnings] = by_rule(concat(each.program, each.program), passes);
+        INFO(program << " with J = " << passes << ", kind " << kind);
+        captured_log log;
+        run_threads(3, [&, &program = program](communicator<thread_backend>& comm) {
+          mlp net = make_mlp(0);
+          with_wrapper(kind, net, comm, passes, [&](auto& optimizer) {
+            const auto before = comm.statistics().bytes_sent;
+            play(optimizer, net, comm, program, wrappers[kind].by_forward);
+            const auto sent = comm.statistics().bytes_sent - before;
+            const auto communications = std::ranges::count(program, 'S');
+            if constexpr (requires { optimizer.round(); }) {
+              require_equal(optimizer.round(), std::int64_t{communications});
+              require_equal(sent, communications * one_model);
+            } else {
+              require((sent > 0) == (communications > 0), "only S sends");
+              if (program.back() == 'S')
+                require_close(allreduce(comm, flatten(*net)), flatten(*net), 1e-12);
+            }
+          });
+        });
+        CHECK(log.count("") == 3 * warnings);
+        CHECK(log.count(wrappers[kind].counts) == 3 * warnings);
+        CHECK(log.count(concat(wrappers[kind].option, " is ", passes)) == 3 * warnings);
+      }
+}
+
+TEST_CASE("epochs that are no multiple of the window shift it, or end it",
+          "[optim][counting][thread]") {
+  captured_log log;
+  for (int kind = 0; kind < kinds; ++kind)
+    run_threads(3, [&](communicator<thread_backend>& comm) {
+      const bool by_forward = wrappers[kind].by_forward;
+      mlp net = make_mlp(0);
+      with_wrapper(kind, net, comm, 3, [&](auto& optimizer) {  // four batches per epoch
+        play(optimizer, net, comm, "FsFsFSFs", by_forward);
+        require_equal(optimizer.passes_since_communication(), 1);
+        play(optimizer, net, comm, "FsFSFsFs", by_forward);
+        require_equal(optimizer.passes_since_communication(), 2);
+        play(optimizer, net, comm, "FSFsFsFS", by_forward);
+        require_equal(optimizer.passes_since_communication(), 0);
+        for (int epoch = 0; epoch < 2; ++epoch) {
+          play(optimizer, net, comm, "FsFsFSFs", by_forward);
+          optimizer.reset_passes();
+          require_equal(optimizer.passes_since_communication(), 0);
+        }
+        for (int epoch = 0; epoch < 2; ++epoch) {
+          play(optimizer, net, comm, "FsFsFSFs", by_forward);
           const auto before = comm.statistics().bytes_sent;
-          play(optimizer, net, comm, each.sequence, kind != 1);
-          require_equal(optimizer.round(), std::int64_t{each.communications});
-          require_equal(comm.statistics().bytes_sent - before, each.communications * one_model);
-        };
-        SGD sgd(net->parameters(), 0.1);
-        if (kind < 2) {
-          adapt_with_combine optimizer(std::move(sgd), net, comm,
-                                       {.num_steps_per_communication = each.passes});
-          check(optimizer);
-        } else {
-          adapt_then_combine optimizer(std::move(sgd), net, comm,
-                                       {.backward_passes_per_step = each.passes});
-          check(optimizer);
+          optimizer.flush();
+          require(comm.statistics().bytes_sent > before, "a flush communicates");
+          require_equal(optimizer.passes_since_communication(), 0);
         }
       });
-      CHECK(log.count(kind == 0 ? "forwards" : "backwards") == 3 * each.warnings);
-      CHECK(log.count("") == 3 * each.warnings);
-      CHECK(log.count(kind == 2 ? "backward_passes_per_step is " + std::to_string(each.passes)
-                                : "num_steps_per_communication is " +
-                                      std::to_string(each.passes)) == 3 * each.warnings);
+    });
+  CHECK(log.count("") == 0);
+}
+
+RANKS_TEST("forwards that record no gradient are passes to no wrapper", "[optim][counting]") {
+  for (int kind = 0; kind < kinds; ++kind) {
+    mlp net = make_mlp(0);
+    with_wrapper(kind, net, comm, 2, [&](auto& optimizer) {
+      const auto input = values({4, 5}, 1);
+      play(optimizer, net, comm, "F", wrappers[kind].by_forward);
+      {
+        const torch::NoGradGuard guard;
+        optimizer.forward(net, input);
+      }
+      {
+        const c10::InferenceMode guard;
+        optimizer.forward(net, input);
+      }
+      if (kind != 1) {  // calling forward() makes adapt_with_combine count by it
+        net->eval();
+        optimizer.forward(net, input);
+        net->train();
+      }
+      require_equal(optimizer.passes_since_communication(), 1);
+      play(optimizer, net, comm, "FS", wrappers[kind].by_forward);
+    });
+  }
+}
+
+namespace {
+
+/// One layer that is used twice.
+struct twice_impl : torch::nn::Module {
+  twice_impl() { layer = register_module("layer", torch::nn::Linear(5, 5)); }
+  at::Tensor forward(const at::Tensor& x) { return layer(torch::tanh(layer(x))); }
+  torch::nn::Linear layer{nullptr};
+};
+TORCH_MODULE_IMPL(twice, twice_impl);
+
+}  // namespace
+
+RANKS_TEST("a layer used twice in one pass counts once, a second pass again", "[optim][counting]") {
+  for (int kind = 0; kind < kinds; ++kind) {
+    twice net;
+    net->to(at::kDouble);
+    fill(*net, 1);
+    with_wrapper(kind, net, comm, 2, [&](auto& optimizer) {
+      for (int pass = 1; pass <= 2; ++pass) {
+        const auto input = values({4, 5}, pass);
+        loss_of(wrappers[kind].by_forward ? optimizer.forward(net, input) : net->forward(input), 1)
+            .backward();
+        require_equal(optimizer.passes_since_communication(), pass);
+      }
+      optimizer.step();
+      require_equal(optimizer.passes_since_communication(), 0);
+    });
+  }
+}
+
+RANKS_TEST("two models in one optimizer make one pass together", "[optim][counting]") {
+  for (int kind = 0; kind < kinds; ++kind)
+    for (const int passes : {1, 2, 3}) {
+      mlp first = make_mlp(1), second = make_mlp(2);
+      auto both = first->parameters();
+      for (const auto& each : second->parameters()) both.push_back(each);
+      torch::nn::Module nameless;
+      auto* const names = &nameless;
+      with_wrapper(
+          kind, names, comm, passes,
+          [&](auto& optimizer) {
+            const auto answer = [&](mlp& net, int seed) {
+              const auto input = values({4, 5}, seed);
+              return wrappers[kind].by_forward ? optimizer.forward(net, input)
+                                               : net->forward(input);
+            };
+            for (int window = 0; window < 2; ++window) {
+              for (int pass = 1; pass <= passes; ++pass) {
+                const auto loss =
+                    loss_of(answer(first, pass), 1) + loss_of(answer(second, pass), 2);
+                loss.backward();
+                require_equal(optimizer.passes_since_communication(), pass);
+              }
+              optimizer.step();
+              optimizer.zero_grad();
+              require_equal(optimizer.passes_since_communication(), 0);
+            }
+          },
+          both);
+    }
+}
+
+RANKS_TEST("a generator and a discriminator average with a wrapper each", "[optim][counting]") {
+  const int n = comm.size();
+  // Losses of `passes` batches; the generator's reach the discriminator.
+  const auto judge_loss = [](mlp& g, mlp& d, int seed) {
+    return d->forward(values({4, 5}, seed)).square().mean() -
+           torch::tanh(
+               d->forward(torch::cat(
+                   {g->forward(values({4, 5}, seed + 7)).detach(), values({4, 3}, seed)}, 1)))
+               .mean();
+  };
+  const auto make_loss = [](mlp& g, mlp& d, int seed) {
+    return d->forward(torch::cat({g->forward(values({4, 5}, seed + 9)), values({4, 3}, seed)}, 1))
+        .square()
+        .mean();
+  };
+  for (const bool combine_first : {true, false})
+    for (const int passes : {1, 2}) {
+      // All ranks by hand: mean of all, before or after each rank's own step.
+      std::vector<mlp> makers, judges;
+      for (int rank = 0; rank < n; ++rank) {
+        makers.push_back(make_mlp(2 * rank));
+        judges.push_back(make_mlp(2 * rank + 1));
+      }
+      const auto average = [&](std::vector<mlp>& nets) {
+        const torch::NoGradGuard no_grad;
+        for (std::size_t i = 0; i < nets[0]->parameters().size(); ++i) {
+          at::Tensor mean = torch::zeros_like(nets[0]->parameters()[i]);
+          for (auto& each : nets) mean += each->parameters()[i] / n;
+          for (auto& each : nets) each->parameters()[i].copy_(mean);
+        }
+      };
+      const auto step_by_hand = [&](std::vector<mlp>& nets) {
+        if (combine_first) average(nets);
+        const torch::NoGradGuard no_grad;
+        for (auto& each : nets)
+          for (auto& parameter : each->parameters()) parameter.sub_(0.1 * parameter.grad());
+        if (!combine_first) average(nets);
+      };
+      mlp maker = make_mlp(2 * comm.rank()), judge = make_mlp(2 * comm.rank() + 1);
+      const auto train = [&](auto& makes, auto& decides) {
+        for (int step = 0; step < 4; ++step) {
+          const auto seed = [&](int rank, int pass) { return 100 * step + 10 * pass + rank; };
+          for (std::size_t rank = 0; rank < makers.size(); ++rank) {
+            judges[rank]->zero_grad();
+            for (int pass = 0; pass < passes; ++pass)
+              judge_loss(makers[rank], judges[rank], seed(static_cast<int>(rank), pass)).backward();
+          }
+          step_by_hand(judges);
+          for (std::size_t rank = 0; rank < makers.size(); ++rank) {
+            makers[rank]->zero_grad();
+            for (int pass = 0; pass < passes; ++pass)
+              make_loss(makers[rank], judges[rank], seed(static_cast<int>(rank), pass)).backward();
+          }
+          step_by_hand(makers);
+
+          decides.zero_grad();
+          for (int pass = 0; pass < passes; ++pass)
+            judge_loss(maker, judge, seed(comm.rank(), pass)).backward();
+          decides.step();
+          makes.zero_grad();
+          for (int pass = 0; pass < passes; ++pass)
+            make_loss(maker, judge, seed(comm.rank(), pass)).backward();
+          makes.step();
+          require_equal(makes.passes_since_communication(), 0);
+        }
+        require_close(flatten(*maker), flatten(*makers[static_cast<std::size_t>(comm.rank())]),
+                      1e-10);
+        require_close(flatten(*judge), flatten(*judges[static_cast<std::size_t>(comm.rank())]),
+                      1e-10);
+      };
+      const auto all = communication_type::allreduce;
+      SGD for_maker(maker->parameters(), 0.1), for_judge(judge->parameters(), 0.1);
+      if (combine_first) {
+        adapt_with_combine makes(std::move(for_maker), maker, comm,
+                                 {.num_steps_per_communication = passes, .communication = all});
+        adapt_with_combine decides(std::move(for_judge), judge, comm,
+                                   {.num_steps_per_communication = passes, .communication = all});
+        train(makes, decides);
+      } else {
+        adapt_then_combine makes(std::move(for_maker), maker, comm,
+                                 {.backward_passes_per_step = passes, .communication = all});
+        adapt_then_combine decides(std::move(for_judge), judge, comm,
+                                   {.backward_passes_per_step = passes, .communication = all});
+        train(makes, decides);
+      }
     }
 }
 
