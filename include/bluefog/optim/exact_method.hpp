@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
+#include <torch/serialize/archive.h>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/core/error.hpp>
+#include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/flat_parameters.hpp>
+#include <bluefog/optim/mixer.hpp>
+#include <bluefog/optim/parameters.hpp>
+#include <bluefog/tensor/neighbor_allreduce.hpp>
+#include <bluefog/topology/concepts.hpp>
+#include <bluefog/topology/neighborhood.hpp>
+#include <bluefog/topology/neighborhood_of.hpp>
+
+namespace bluefog::optim {
+
+/// torch's SGD, or what derives from it. Its step is linear in the gradient, which methods need
+/// that correct steps rather than gradients.
+template <class T>
+concept plain_descent = steppable<T> && std::derived_from<T, torch::optim::SGD>;
+
+namespace detail {
+
+/// \return the links of \f$ (I + W) / 2 \f$, where `links` are those of W.
+[[nodiscard]] inline neighborhood lazy(neighborhood links) {
+  links.self_weight = (1 + links.self_weight) / 2;
+  for (edge& source : links.sources) source.weight /= 2;
+  return links;
+}
+
+/// Whether a method remembers a vector from step to step.
+enum class memory : std::uint8_t { none, correction };
+
+/// What the methods without bias, or with their own momentum, share: they communicate in every
+/// step. Is the user's optimizer.
+template <steppable Inner, backend Backend, averaging_topology Topology>
+class exact_method : public Inner {
+ public:
+  /// Calls the model's forward and returns what it returns, as the other wrappers do.
+  template <module_like Model, class... Inputs>
+  decltype(auto) forward(Model& model, Inputs&&... inputs) {
+    return call_forward(model, std::forward<Inputs>(inputs)...);
+  }
+
+  /// \return how many steps have been taken: the schedule's next round.
+  [[nodiscard]] std::int64_t round() const noexcept { return round_; }
+
+  /// Writes what the user's optimizer writes, the round, and what the method remembers.
+  void save(torch::serialize::OutputArchive& archive) const override {
+    Inner::save(archive);
+    archive.write("bluefog_round", at::full({}, round_, at::kLong), /*is_buffer=*/true);
+    for (std::size_t block = 0; block < flat_.kept().size(); ++block)
+      archive.write(key(block), flat_.kept()[block], /*is_buffer=*/true);
+  }
+  /// An archive of the user's optimizer alone is fine too: the method then begins anew.
+  /// \throws usage_error if the archive is that of other parameters.
+  void load(torch::serialize::InputArchive& archive) override {
+    Inner::load(archive);
+    const c10::AutoGradMode no_grad(false);
+    refresh();
+    at::Tensor saved;
+    round_ = archive.try_read("bluefog_round", saved, /*is_buffer=*/true)
+                 ? saved.item<std::int64_t>()
+                 : 0;
+    for (std::size_t block = 0; block < flat_.kept().size(); ++block) {
+      const at::Tensor& target = flat_.kept()[block];
+      at::Tensor read;
+      if (!archive.try_read(key(block), read, /*is_buffer=*/true)) {
+        target.zero_();
+        continue;
+      }
+      expects(read.sizes() == target.sizes(), method_, ": the archive has ", read.numel(),
+              " numbers of state where the parameters need ", target.numel());
+      target.copy_(read);
+    }
+  }
+
+ protected:
+  /// \param method  the wrapper's name; static storage.
+  template <module_like Model>
+  exact_method(std::string_view method, Inner&& inner, const Model& model,
+               communicator<Backend>& comm, Topology topology, memory remembers)
+      : Inner(std::move(inner)), method_(method), comm_(&comm), topology_(std::move(topology)) {
+    refuse_line_search<Inner>();
+    expects(topology_.size() == comm.size(), method_, ": the topology has ", topology_.size(),
+            " ranks, the communicator has ", comm.size());
+    flat_ = flat_parameters(this->param_groups(), module_of(model));
+    if (remembers == memory::correction) flat_.keep();
+    expect_equal_parameters(method_, comm, flat_.arena());
+  }
+
+  [[nodiscard]] std::string_view method() const noexcept { return method_; }
+  [[nodiscard]] const flat_parameters& flat() const noexcept { return flat_; }
+
+  /// What every step begins with: runs the closure, once, with gradients recorded.
+  at::Tensor begin_step(const typename Inner::LossClosure& closure) {
+    at::Tensor loss;
+    if (closure) {
+      const c10::AutoGradMode grad(true);
+      loss = closure();
+    }
+    refresh();
+    return loss;
+  }
+  /// What every step ends with.
+  void end_step() noexcept { ++round_; }
+
+  /// \return the gradient of parameter `index`; undefined if there is none.
+  [[nodiscard]] at::Tensor gradient(std::size_t index) const {
+    const at::Tensor& own = flat_.arena().tensor(index).grad();
+    return own.defined() && own.is_sparse() ? own.to_dense() : own;
+  }
+  /// \return `flat` cut into one tensor per parameter.
+  [[nodiscard]] std::vector<at::Tensor> parts(const flat_tensors& flat) const {
+    std::vector<at::Tensor> result;
+    for (std::size_t i = 0; i < flat_.arena().size(); ++i) result.push_back(flat_.part(flat, i));
+    return result;
+  }
+  /// Takes the user's step with other gradients, one per parameter.
+  void step_with(const std::vector<at::Tensor>& gradients) {
+    const lent_gradients lent(flat_.arena(), gradients);
+    Inner::step();
+  }
+  /// Calls `visit(index, group's options)` for each parameter that learns.
+  template <class Options, class Visit>
+  void for_each_parameter(Visit visit) {
+    for (torch::optim::OptimizerParamGroup& group : this->param_groups()) {
+      const auto& options = static_cast<const Options&>(group.options());
+      for (const at::Tensor& each : group.params()) {
+        const std::size_t index = flat_.arena().index_of(each);
+        if (index != flat_.arena().size()) visit(index, options);
+      }
+    }
+  }
+
+  /// \return whom this rank averages with in a round.
+  [[nodiscard]] neighborhood links(std::int64_t round) const {
+    if constexpr (topology::graph<Topology>)
+      return topology::neighborhood_of(topology_, comm_->rank());
+    else
+      return topology_.rounds(comm_->rank())[static_cast<std::ptrdiff_t>(round)];
+  }
+  /// Averages with the neighbours. \return the results; `values` stay as they are.
+  [[nodiscard]] flat_tensors mixed(const flat_tensors& values, const neighborhood& links) const {
+    if (values.empty()) return {};
+    return neighbor_allreduce(*comm_, std::span<const at::Tensor>(values), links, {});
+  }
+
+  /// What the method remembers of `parameter`, a copy. \throws usage_error if it does not learn.
+  [[nodiscard]] at::Tensor kept_of(const at::Tensor& parameter) const {
+    const std::size_t index = flat_.arena().index_of(parameter);
+    expects(index != flat_.arena().size(), method_,
+            ": the tensor is no parameter of this optimizer that requires a gradient");
+    return flat_.part(flat_.kept(), index).clone();
+  }
+
+ private:
+  void refresh() { flat_.refresh(this->param_groups()); }
+  [[nodiscard]] static std::string key(std::size_t block) {
+    return concat("bluefog_correction_", block);
+  }
+
+  std::string_view method_;
+  communicator<Backend>* comm_;
+  Topology topology_;
+  std::int64_t round_ = 0;
+  flat_parameters flat_;
+};
+
+}  // namespace detail
+}  // namespace bluefog::optim
