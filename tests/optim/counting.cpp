@@ -529,6 +529,167 @@ RANKS_TEST("one communication can have other neighbours", "[optim][communication
   require_close(flatten(*net), 0.5 * expected + 0.5 * of_left, 1e-12);
 }
 
+namespace {
+
+/// All ranks' models in one, for averages written out.
+class all_flat {
+ public:
+  explicit all_flat(int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) values_.push_back(flatten(*make_mlp(rank)));
+  }
+  [[nodiscard]] const at::Tensor& of(int rank) const {
+    return values_[static_cast<std::size_t>(rank)];
+  }
+  /// x_i <- the sum of `weight(i, j)` x_j over all j.
+  template <class Weight>
+  void mix(Weight weight) {
+    const auto before = values_;
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      values_[i] = torch::zeros_like(before[i]);
+      for (std::size_t j = 0; j < before.size(); ++j)
+        values_[i] += weight(static_cast<int>(i), static_cast<int>(j)) * before[j];
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> values_;
+};
+
+}  // namespace
+
+TEST_CASE("every type of communication does what it is defined to, in any order",
+          "[optim][communication][thread]") {
+  constexpr communication_type neighbors = communication_type::neighbor_allreduce,
+                               machines = communication_type::hierarchical_neighbor_allreduce,
+                               everyone = communication_type::allreduce,
+                               nobody = communication_type::none;
+  for (const bool combine_first : {true, false})
+    run_threads(6,  // on three machines of two
+                [&](communicator<thread_backend>& comm) {
+                  mlp net = make_mlp(comm.rank());
+                  all_flat all(6);
+                  // A ring to the right, of ranks or of machines.
+                  const auto right = [](int place, int places) {
+                    return neighborhood{.self_weight = 0.75,
+                                        .sources = {{(place + places - 1) % places, 0.25}},
+                                        .destinations = {{(place + 1) % places, 1.0}}};
+                  };
+                  const auto check = [&](auto& optimizer) {
+                    optimizer.on_round([&](std::int64_t) {
+                      return optimizer.communication() == machines
+                                 ? right(comm.machine_rank(), comm.machine_size())
+                                 : right(comm.rank(), comm.size());
+                    });
+                    std::int64_t rounds = 0;
+                    for (const auto type : {neighbors, machines, everyone, nobody, machines,
+                                            neighbors, nobody, neighbors, everyone}) {
+                      optimizer.communication(type);
+                      play(optimizer, net, comm, "FS", false);
+                      all.mix([&](int i, int j) {
+                        if (type == everyone) return 1.0 / 6;
+                        const bool by_machine = type == machines;
+                        const int to = by_machine ? i / 2 : i, from = by_machine ? j / 2 : j;
+                        const int places = by_machine ? 3 : 6;
+                        if (type == nobody) return i == j ? 1.0 : 0.0;
+                        const double weight = to == from                           ? 0.75
+                                              : from == (to + places - 1) % places ? 0.25
+                                                                                   : 0.0;
+                        return by_machine ? weight / 2 : weight;
+                      });
+                      require_close(flatten(*net), all.of(comm.rank()), 1e-12);
+                      rounds += type == neighbors || type == machines ? 1 : 0;
+                      require_equal(optimizer.round(), rounds);
+                    }
+                  };
+                  SGD sgd(net->parameters(), 0.0);
+                  if (combine_first) {
+                    adapt_with_combine optimizer(std::move(sgd), net, comm);
+                    check(optimizer);
+                  } else {
+                    adapt_then_combine optimizer(std::move(sgd), net, comm, {.bucket_bytes = 300});
+                    check(optimizer);
+                  }
+                },
+                {.nodes_per_machine = 2});
+}
+
+RANKS_TEST("a callback can choose the neighbours of every round, as a schedule does",
+           "[optim][communication]") {
+  const int n = comm.size();
+  simulation all(n, [](mlp& each) { return std::make_unique<SGD>(each->parameters(), 0.1); });
+  mlp net = make_mlp(comm.rank());
+  std::vector<std::int64_t> asked;
+  adapt_with_combine optimizer(SGD(net->parameters(), 0.1), net, comm, topology::ring(n));
+  optimizer.on_round([&](std::int64_t round) {
+    asked.push_back(round);
+    if (n == 1) return neighborhood{};
+    int period = 0;
+    while ((1 << period) < n) ++period;
+    const int hop = 1 << (round % period);
+    return neighborhood{.self_weight = 0.5,
+                        .sources = {{(comm.rank() + n - hop) % n, 0.5}},
+                        .destinations = {{(comm.rank() + hop) % n, 1.0}}};
+  });
+  for (int step = 0; step < 5; ++step) {
+    all.step(sequence::combine_first, loss_in_step(step));
+    loss_in_step(step)(net, comm.rank()).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
+  }
+  require(asked == std::vector<std::int64_t>{0, 1, 2, 3, 4}, "asked once per round");
+
+  optimizer.on_round([&](std::int64_t) { return neighborhood{.sources = {{n, 0.5}}}; });
+  require_contains(require_throws<usage_error>([&] {
+                     loss_in_step(5)(net, comm.rank()).backward();
+                     optimizer.step();
+                   }),
+                   "adapt_with_combine");
+  optimizer.on_round({});
+  optimizer.zero_grad();
+  const auto before = flatten(*net);
+  optimizer.flush();  // over the ring again
+  require_close(allreduce(comm, flatten(*net)), allreduce(comm, before), 1e-12);
+  if (n > 1) require(!torch::equal(before, flatten(*net)), "the topology has its place back");
+}
+
+RANKS_TEST("every third communication can be an average over all ranks", "[optim][communication]") {
+  const int n = comm.size();
+  simulation all(n, [](mlp& each) { return std::make_unique<SGD>(each->parameters(), 0.1); });
+  mlp net = make_mlp(comm.rank());
+  adapt_then_combine optimizer(SGD(net->parameters(), 0.1), net, comm,
+                               {.backward_passes_per_step = 2, .global_average_every = 3});
+  for (int step = 1; step <= 8; ++step) {
+    for (int pass = 0; pass < 2; ++pass) loss_in_step(step + pass)(net, comm.rank()).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    const auto loss = [&](mlp& each, int rank) {
+      return loss_in_step(step)(each, rank) + loss_in_step(step + 1)(each, rank);
+    };
+    if (step % 3 != 0) {
+      all.step(sequence::adapt_first, loss);
+    } else {
+      at::Tensor mean = torch::zeros_like(flatten(*net));
+      for (int rank = 0; rank < n; ++rank) {
+        all.optimizer(rank).zero_grad();
+        loss(all.net(rank), rank).backward();
+        all.optimizer(rank).step();
+        mean += flatten(*all.net(rank)) / n;
+      }
+      const torch::NoGradGuard no_grad;
+      for (int rank = 0; rank < n; ++rank)
+        torch::nn::utils::vector_to_parameters(mean.clone(), all.net(rank)->parameters());
+    }
+    require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
+    require_equal(optimizer.round(), std::int64_t{step - step / 3});
+  }
+  require_contains(require_throws<usage_error>([&] {
+                     adapt_with_combine(SGD(net->parameters(), 0.1), net, comm,
+                                        {.global_average_every = -1});
+                   }),
+                   "global_average_every must not be negative, got -1");
+}
+
 RANKS_TEST("wrong options, topologies and parameters are refused", "[optim][refusal]") {
   const int n = comm.size();
   mlp net = make_mlp(0);
