@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -34,15 +33,11 @@ class master_parameter {
   [[nodiscard]] const at::Tensor& master() const noexcept { return master_; }
   [[nodiscard]] const at::Tensor& narrow() const noexcept { return narrow_; }
 
-  /// Before a forward: gives the narrow one the master's values. A graph that has seen other values
-  /// refuses to go backwards, as after any change in place.
+  /// Before a forward: gives the narrow one the master's values. Unnoticed by autograd, as steps of
+  /// libtorch's optimizers are: go backwards before the next step.
   void refresh() {
     const c10::AutoGradMode no_graph(false);
     narrow_.variable_data().copy_(master_);
-    if (seen_version_ != master_._version() || seen_memory_ != master_.const_data_ptr())
-      narrow_.unsafeGetTensorImpl()->bump_version();
-    seen_version_ = master_._version();
-    seen_memory_ = master_.const_data_ptr();
     lead_gradients();
   }
 
@@ -72,8 +67,6 @@ class master_parameter {
   at::Tensor narrow_;
   at::Tensor master_;
   torch::autograd::Edge target_;  // none before the first refresh, and where nothing learns
-  std::int64_t seen_version_ = -1;
-  const void* seen_memory_ = nullptr;
 };
 
 }  // namespace bluefog::amp::detail
