@@ -12,6 +12,7 @@
 
 #include <bluefog/optim/adapt_then_combine.hpp>
 #include <bluefog/optim/adapt_with_combine.hpp>
+#include <bluefog/optim/gradient_allreduce.hpp>
 #include <bluefog/topology/fully_connected.hpp>
 
 #include "simulation.hpp"
@@ -76,30 +77,51 @@ RANKS_TEST("the model keeps its tensors, in one piece of memory", "[optim][arena
 
 RANKS_TEST("a model saves the same with and without a wrapper, which saves itself",
            "[optim][saving]") {
-  mlp net = make_mlp(3);
-  const std::string plain = saved(net);
-  adapt_with_combine optimizer(torch::optim::Adam(net->parameters(), 0.01), net, comm);
-  require_equal(saved(net).size(), plain.size());
-  mlp loaded = make_mlp(0);
-  restore(saved(net), loaded);
-  require_same_parameters(*loaded, *net);
+  using torch::optim::Adam;
+  using torch::optim::AdamOptions;
+  const auto check = [&](const auto& wrap) {
+    mlp net = make_mlp(3);
+    const std::string plain = saved(net);
+    auto optimizer = wrap(Adam(net->parameters(), 0.01), net);
+    require(saved(net) == plain, "byte for byte");
+    torch::optim::StepLR scheduler(optimizer, 2, 0.5);
 
-  for (int step = 0; step < 3; ++step) train(optimizer, net, comm.rank(), step);
-  optimizer.param_groups()[0].options().set_lr(0.005);
-  const std::string model = saved(net), state = saved(optimizer);
-  train(optimizer, net, comm.rank(), 3);
-  train(optimizer, net, comm.rank(), 4);
+    for (int step = 0; step < 3; ++step) {
+      train(optimizer, net, comm.rank(), step);
+      scheduler.step();
+    }
+    const std::string model = saved(net), state = saved(optimizer);
+    require_equal(model.size(), plain.size());
+    train(optimizer, net, comm.rank(), 3);
+    train(optimizer, net, comm.rank(), 4);
 
-  mlp again;
-  again->to(at::kDouble);
-  adapt_with_combine resumed(torch::optim::Adam(again->parameters(), 0.9), again, comm);
-  restore(model, again);
-  restore(state, resumed);
-  require_equal(resumed.round(), std::int64_t{3});
-  require_equal(resumed.param_groups()[0].options().get_lr(), 0.005);
-  train(resumed, again, comm.rank(), 3);
-  train(resumed, again, comm.rank(), 4);
-  require_same_parameters(*again, *net);
+    mlp again;
+    again->to(at::kDouble);
+    auto resumed = wrap(Adam(again->parameters(), AdamOptions(0.9).betas({0.5, 0.5})), again);
+    restore(model, again);
+    restore(state, resumed);
+    require_equal(resumed.param_groups()[0].options().get_lr(), 0.005);
+    const auto& options = static_cast<AdamOptions&>(resumed.param_groups()[0].options());
+    require(options.betas() == AdamOptions().betas(), "all options are restored");
+    for (const auto& each : again->parameters())
+      require_equal(static_cast<torch::optim::AdamParamState&>(
+                        *resumed.state().at(each.unsafeGetTensorImpl()))
+                        .step(),
+                    std::int64_t{3});
+    if constexpr (requires { resumed.round(); }) require_equal(resumed.round(), std::int64_t{3});
+    train(resumed, again, comm.rank(), 3);
+    train(resumed, again, comm.rank(), 4);
+    require_same_parameters(*again, *net);
+
+    mlp alone = make_mlp(0);  // the user's optimizer reads what the wrapper wrote
+    Adam unwrapped(alone->parameters(), 0.9);
+    restore(state, unwrapped);
+    require_equal(unwrapped.param_groups()[0].options().get_lr(), 0.005);
+  };
+  check([&](Adam inner, mlp& net) { return adapt_with_combine(std::move(inner), net, comm); });
+  check([&](Adam inner, mlp& net) { return adapt_then_combine(std::move(inner), net, comm); });
+  check(
+      [&](Adam inner, mlp& net) { return optim::gradient_allreduce(std::move(inner), net, comm); });
 }
 
 RANKS_TEST("the state of a plain optimizer can be loaded into the wrapper", "[optim][saving]") {
