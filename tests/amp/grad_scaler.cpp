@@ -11,7 +11,9 @@
 #include <torch/torch.h>
 
 #include <bluefog/amp.hpp>
+#include <bluefog/collective/broadcast_object.hpp>
 #include <bluefog/optim.hpp>
+#include <bluefog/optim/gradient_tracking.hpp>
 #include <bluefog/topology/fully_connected.hpp>
 
 #include "optim/support.hpp"
@@ -519,4 +521,52 @@ RANKS_TEST("two optimizers that communicate share a scaler", "[amp][grad_scaler]
   require_equal(scaler.get_growth_tracker(), std::int64_t{1});
   require_equal(step(1, false), true);
   require_equal(scaler.get_scale(), comm.size() == 1 ? 65536.0 : 32768.0);
+}
+
+RANKS_TEST("a method that corrects with sums over ranks stands still while one has overflowed",
+           "[amp][grad_scaler]") {
+  const auto train = [&](grad_scaler& scaler, bool overflow) {
+    distance net;
+    optim::gradient_tracking optimizer(SGD(net->parameters(), rate), net, comm,
+                                       topology::fully_connected(comm.size()));
+    for (int pass = 0; pass < 4; ++pass) {
+      const bool broken = pass == 2 && overflow;
+      if (pass == 2 && !overflow) continue;
+      optimizer.zero_grad();
+      backward(optimizer, net, scaler, comm.rank(), pass, broken && comm.rank() == 0);
+      require_equal(scaler.step(optimizer), !broken);
+      scaler.update();
+    }
+    return net->w.detach();
+  };
+  grad_scaler disturbed, calm, alone({.agreement = amp::agreement::local});
+  const at::Tensor reached = train(disturbed, true);
+  require_same(reached, train(calm, false));
+  require_same(reached, train(alone, true));
+  require_equal(disturbed.get_scale(), 32768.0);
+}
+
+RANKS_TEST("ranks that have joined take over the scale of the last", "[amp][grad_scaler]") {
+  distance net;
+  optim::gradient_allreduce optimizer(SGD(net->parameters(), rate), net, comm);
+  grad_scaler scaler({.growth_interval = 1});
+  const auto step = [&](int pass) {
+    optimizer.zero_grad();
+    backward(optimizer, net, scaler, comm.rank(), pass, false);
+    scaler.step(optimizer);
+    scaler.update();
+  };
+  const auto epoch = [&] {
+    for (int pass = 0; pass <= comm.rank(); ++pass) step(pass);
+    return optimizer.join();
+  };
+  const int last = epoch();
+  require_equal(last, comm.size() - 1);
+  scaler.load_state_dict(broadcast_object(comm, scaler.state_dict(), last));
+  require_equal(scaler.get_scale(), std::ldexp(65536, comm.size()));
+  epoch();
+  if (comm.size() > 1) {  // the scale is not that of the last
+    backward(optimizer, net, scaler, comm.rank(), 0, false);
+    require_throws<mismatch_error>([&] { scaler.step(optimizer); });
+  }
 }

@@ -39,7 +39,9 @@ namespace bluefog::amp {
 ///   decides for itself, and `update()` leaves the scale alone: what was found joins in the next
 ///   step that communicates, so a window counts as one update and the scale is always the same
 ///   on all ranks. On one rank every step decides.
-/// - The first step that communicates compares the ranks' scales.
+/// - The first step that communicates compares the ranks' scales, as does the first one after
+///   `gradient_allreduce::join()`, in which ranks may have updated at different times:
+///   `scaler.load_state_dict(broadcast_object(comm, scaler.state_dict(), optimizer.join()))`.
 class grad_scaler {
  public:
   /// \throws usage_error if a factor is on the wrong side of 1, or the scale not positive.

@@ -48,7 +48,8 @@ class communicating_optimizer {
   /// Collective. \return every rank's `value`, in rank order.
   [[nodiscard]] virtual std::vector<double> of_every_rank(double value) = 0;
 
-  /// \return what is this optimizer's own as long as it lives, and moves with it.
+  /// \return what is this optimizer's own, and moves with it; another one, on all ranks, once ranks
+  ///         have taken different numbers of steps.
   [[nodiscard]] virtual std::weak_ptr<const void> identity() const noexcept = 0;
 };
 

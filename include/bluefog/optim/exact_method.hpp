@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/flat_parameters.hpp>
 #include <bluefog/optim/mixer.hpp>
 #include <bluefog/optim/parameters.hpp>
@@ -51,7 +53,7 @@ enum class memory : std::uint8_t { none, correction };
 /// What the methods without bias, or with their own momentum, share: they communicate in every
 /// step. Is the user's optimizer.
 template <steppable Inner, backend Backend, averaging_topology Topology>
-class exact_method : public Inner {
+class exact_method : public Inner, public communicating_optimizer {
  public:
   /// Calls the model's forward and returns what it returns, as the other wrappers do.
   template <module_like Model, class... Inputs>
@@ -61,6 +63,18 @@ class exact_method : public Inner {
 
   /// \return how many steps have been taken: the schedule's next round.
   [[nodiscard]] std::int64_t round() const noexcept { return round_; }
+
+  /// Nothing: a step that is left out is left out by all ranks, so the method stands where it was.
+  void skip_step() override {}
+  step_kind settle_gradients() override { return step_kind::mixing; }
+  /// What a method corrects with sums over all ranks, so they must not step apart.
+  [[nodiscard]] bool reduces_gradients() const noexcept override { return true; }
+  [[nodiscard]] int ranks() const noexcept override { return comm_->size(); }
+  [[nodiscard]] int highest(int own) override { return detail::highest(*comm_, own); }
+  [[nodiscard]] std::vector<double> of_every_rank(double value) override {
+    return gather_value(*comm_, value);
+  }
+  [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return identity_; }
 
   /// Writes what the user's optimizer writes, the round, and what the method remembers.
   void save(torch::serialize::OutputArchive& archive) const override {
@@ -182,6 +196,7 @@ class exact_method : public Inner {
   Topology topology_;
   std::int64_t round_ = 0;
   flat_parameters flat_;
+  std::shared_ptr<const int> identity_ = std::make_shared<const int>();
 };
 
 }  // namespace detail

@@ -133,7 +133,7 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
     if (shared_->local_steps()) return step_kind::mixing;
     synchronize();
     shared_->announce_step();
-    return step_kind::reduced;
+    return ended() ? step_kind::local : step_kind::reduced;
   }
   [[nodiscard]] bool reduces_gradients() const noexcept override { return true; }
   [[nodiscard]] int ranks() const noexcept override { return shared_->comm().size(); }
@@ -141,7 +141,7 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
   [[nodiscard]] std::vector<double> of_every_rank(double value) override {
     return detail::gather_value(shared_->comm(), value);
   }
-  [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return shared_; }
+  [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return identity_; }
 
   /// Ends a window that was cut short, e.g. by the end of an epoch: reduces and steps. Collective.
   void flush() {
@@ -187,6 +187,7 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
     const int last = shared_->last();
     if (options.uneven == uneven::zeros) broadcast_from(last);
     shared_->begin_anew();
+    identity_ = std::make_shared<const int>();  // ranks have taken different numbers of steps
     return last;
   }
 
@@ -259,6 +260,7 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
   }
 
   std::shared_ptr<detail::gradient_reducer<Backend>> shared_;
+  std::shared_ptr<const int> identity_ = std::make_shared<const int>();
   std::unique_ptr<bool> skip_ = std::make_unique<bool>(false);  // guards point to it; we may move
   std::unique_ptr<bool> warned_ = std::make_unique<bool>(false);
 };
