@@ -27,14 +27,17 @@ namespace bluefog::optim {
 /// n-fold batch (what Horovod's optimizer does).
 ///
 /// Gradients are reduced in buckets, each as soon as it is complete, beside the rest of the
-/// backward. *Is* the user's optimizer, with its state. With `backward_passes_per_step` = J the sum
+/// backward; after the first one in the order of rank 0's backward. The last bucket leaves in
+/// `step()`. *Is* the user's optimizer, with its state. With `backward_passes_per_step` = J the sum
 /// of J backwards is reduced once. A window that contains a local step ends by averaging parameters
 /// instead; from then on momenta may differ over ranks, so later windows average parameters as
-/// well, and replicas are equal after every step that communicates. Construction and steps that
-/// communicate are collective. If a reduction of gradients fails, the step throws, the parameters
-/// are unchanged and the gradients unspecified; if an averaging of parameters fails, those are.
-/// Between a backward and its step (or `synchronize`) issue other operations on a duplicate of the
-/// communicator: where ranks use different parameters, they have sent different numbers of buckets.
+/// well, until `broadcast_from` or `join` makes replicas equal. They are equal after every step
+/// that communicates. Construction and steps that communicate are collective.
+///
+/// Parameters may be added, frozen and unfrozen on all ranks alike; where ranks differ in that, the
+/// next step that communicates is a mismatch_error on all of them, which names the parameter. If a
+/// reduction of gradients fails, the step throws, the parameters are unchanged and the gradients
+/// unspecified; if an averaging of parameters fails, those are.
 ///
 /// \tparam Inner  the user's optimizer, moved in; not LBFGS.
 template <steppable Inner, backend Backend>

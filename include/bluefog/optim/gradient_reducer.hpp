@@ -110,9 +110,11 @@ class gradient_reducer final : public gradient_listener {
     if (step_is_pass()) counter_.count("step");
     pass_since_step_ = false;
   }
-  /// \return whether a step made now would communicate.
+  /// \return whether a step made now would communicate. Without windows each does: the loss of
+  ///         another rank may have reached parameters where this rank's has not.
   [[nodiscard]] bool due() const {
-    return counter_.passes() + (step_is_pass() ? 1 : 0) >= counter_.wanted();
+    return counter_.wanted() == 1 ||
+           counter_.passes() + (step_is_pass() ? 1 : 0) >= counter_.wanted();
   }
 
   /// Reduces what is not yet reduced and leaves the results in place. If it fails, the window is
