@@ -36,15 +36,23 @@ inline bool speaks_for_all() {
   return true;
 }
 
-/// Declares the options of `chosen`, with its present values as defaults.
-inline void add_training_options(CLI::App& app, training_options& chosen) {
+/// Reads the command line into what the options of `app` are bound to.
+///
+/// \return nothing; or, if there is nothing more to do, after `--help` or a mistake, which has then
+///         been reported once for all ranks, the code to exit with.
+inline std::optional<int> parse(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::ostringstream nowhere;
+    return speaks_for_all() ? app.exit(error) : app.exit(error, nowhere, nowhere);
+  }
+  return std::nullopt;
+}
+
+/// Declares those options of `chosen` that every training has, with its present values as defaults.
+inline void add_common_options(CLI::App& app, training_options& chosen) {
   app.option_defaults()->always_capture_default();
-  app.add_option("--optimizer", chosen.optimizer, "how ranks communicate; local: not at all")
-      ->check(CLI::IsMember(
-          {"adapt_with_combine", "adapt_then_combine", "gradient_allreduce", "local"}));
-  app.add_option("--topology", chosen.topology, "who averages with whom")
-      ->check(CLI::IsMember({"one_peer_exponential", "exponential", "symmetric_exponential", "ring",
-                             "mesh_grid_2d", "star", "fully_connected"}));
   app.add_option("--model", chosen.model, "the network")->check(CLI::IsMember({"cnn", "mlp"}));
   app.add_option("--backend", chosen.backend, "what carries the messages")
       ->check(CLI::IsMember({"mpi", "threads"}));
@@ -57,26 +65,31 @@ inline void add_training_options(CLI::App& app, training_options& chosen) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--seed", chosen.seed, "of the initial parameters and of the order of images");
   app.add_option("--data", chosen.data, "folder with MNIST's files, unpacked");
+}
+
+/// Declares all options of `chosen`, with its present values as defaults.
+inline void add_training_options(CLI::App& app, training_options& chosen) {
+  app.option_defaults()->always_capture_default();
+  app.add_option("--optimizer", chosen.optimizer, "how ranks communicate; local: not at all")
+      ->check(CLI::IsMember(
+          {"adapt_with_combine", "adapt_then_combine", "gradient_allreduce", "local"}));
+  app.add_option("--topology", chosen.topology, "who averages with whom")
+      ->check(CLI::IsMember({"one_peer_exponential", "exponential", "symmetric_exponential", "ring",
+                             "mesh_grid_2d", "star", "fully_connected"}));
+  add_common_options(app, chosen);
   app.add_option("--json", chosen.json, "file that gets a line of JSON per epoch");
 }
 
 /// Reads the command line.
 ///
 /// \param description  what `--help` says first.
-/// \return the options; or, if there is nothing more to do, after `--help` or a mistake, which has
-///         then been reported once for all ranks, the code to exit with.
+/// \return the options; or the code to exit with, see `parse`.
 inline std::pair<std::optional<training_options>, int> read_command_line(
     int argc, char** argv, const std::string& description) {
   training_options chosen;
   CLI::App app(description);
   add_training_options(app, chosen);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    std::ostringstream nowhere;
-    const int code = speaks_for_all() ? app.exit(error) : app.exit(error, nowhere, nowhere);
-    return {std::nullopt, code};
-  }
+  if (const auto code = parse(app, argc, argv)) return {std::nullopt, *code};
   return {chosen, 0};
 }
 
