@@ -523,6 +523,37 @@ RANKS_TEST("two optimizers that communicate share a scaler", "[amp][grad_scaler]
   require_equal(scaler.get_scale(), comm.size() == 1 ? 65536.0 : 32768.0);
 }
 
+RANKS_TEST("a run that is saved and resumed goes on bit for bit", "[amp][grad_scaler]") {
+  const auto train = [&](auto& optimizer, distance& net, grad_scaler& scaler, int begin, int end) {
+    for (int pass = begin; pass < end; ++pass) {
+      optimizer.zero_grad();
+      backward(optimizer, net, scaler, comm.rank(), pass, pass == 2 && comm.rank() == 0);
+      scaler.step(optimizer);
+      scaler.update();
+    }
+  };
+  const auto wrap = [&](distance& net, double lr) {
+    return optim::adapt_then_combine(torch::optim::Adam(net->parameters(), lr), net, comm);
+  };
+  distance net, again;
+  auto optimizer = wrap(net, rate);
+  grad_scaler scaler(every_third), resumed;
+  train(optimizer, net, scaler, 0, 5);
+  std::stringstream model, state, scale;
+  torch::save(net, model);
+  torch::save(optimizer, state);
+  torch::save(scaler, scale);
+  train(optimizer, net, scaler, 5, 10);
+
+  auto other = wrap(again, 1);
+  torch::load(again, model);
+  torch::load(other, state);
+  torch::load(resumed, scale);
+  train(other, again, resumed, 5, 10);
+  require_same(again->w, net->w);
+  require(resumed.state_dict() == scaler.state_dict(), "the scaler's state is not the same");
+}
+
 RANKS_TEST("a method that corrects with sums over ranks stands still while one has overflowed",
            "[amp][grad_scaler]") {
   const auto train = [&](grad_scaler& scaler, bool overflow) {
