@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,7 +12,9 @@
 #include <torch/torch.h>
 
 #include <bluefog/amp.hpp>
+#include <bluefog/nn/distributed_data_parallel.hpp>
 #include <bluefog/optim.hpp>
+#include <bluefog/tensor/broadcast.hpp>
 #include <bluefog/topology/fully_connected.hpp>
 
 #include "optim/support.hpp"
@@ -240,6 +243,22 @@ RANKS_TEST("initialize comes before the wrapper and before the first step", "[am
   });
 }
 
+RANKS_TEST("with O1 optimizer.forward computes in 16 bits and counts", "[amp][initialize]") {
+  mlp net = make_mlp(1, at::kFloat), same = make_mlp(1, at::kFloat);
+  SGD sgd(net->parameters(), 0.1);
+  auto mixed = amp::initialize(net, sgd, opt_level::O1);
+  optim::adapt_with_combine optimizer(std::move(sgd), mixed, comm,
+                                      {.num_steps_per_communication = 2});
+  const at::Tensor answer = optimizer.forward(mixed, input(1));
+  require_equal(answer.scalar_type(), at::kFloat);
+  require_equal(optimizer.passes_since_communication(), 1);
+  mixed.eval();
+  static_cast<void>(optimizer.forward(mixed, input(1)));
+  require_equal(optimizer.passes_since_communication(), 1);
+  const autocast_guard guard(at::kCPU);
+  require_same(answer.detach(), same->forward(input(1)).to(at::kFloat).detach());
+}
+
 RANKS_TEST("with O2 masters travel and are stepped, and the model follows them",
            "[amp][initialize]") {
   const auto count = static_cast<std::size_t>(comm.size());
@@ -326,4 +345,25 @@ RANKS_TEST("with O2 masters travel and are stepped, and the model follows them",
   check(reducing, again, true);
   const at::Tensor flat = flatten(again);
   require_same(broadcast(comm, flat, 0), flat);
+}
+
+RANKS_TEST("distributed_data_parallel takes what initialize returns", "[amp][initialize]") {
+  mlp model = make_mlp(1, at::kFloat);
+  SGD sgd(model->parameters(), 0.5);
+  auto mixed = amp::initialize(model, sgd, opt_level::O2);
+  nn::distributed_data_parallel net(mixed, comm);
+  amp::grad_scaler scaler;
+  for (int step = 0; step < 4; ++step) {
+    const at::Tensor before = flatten(mixed);
+    const bool overflow = step == 2;  // on one rank, from where it gets to all
+    sgd.zero_grad();
+    const at::Tensor loss = loss_of(net.forward(input(10 * step + comm.rank())), step);
+    scaler.scale(overflow && comm.rank() == 0 ? loss * std::nanf("") : loss).backward();
+    require_equal(scaler.step(sgd), !overflow);
+    scaler.update();
+    require_equal(scaler.get_scale(), step < 2 ? 65536.0 : 32768.0);
+    require_equal(torch::equal(before, flatten(mixed)), overflow);
+    const at::Tensor after = flatten(mixed);
+    require_same(broadcast(comm, after, 0), after);
+  }
 }
