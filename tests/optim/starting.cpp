@@ -203,7 +203,7 @@ RANKS_TEST("a parameter changed on its way is an error that names it and the rem
   }
 }
 
-RANKS_TEST("flush averages what is on its way, reset_passes leaves it there", "[optim][start]") {
+RANKS_TEST("flush averages what is on its way, reset_passes averages nothing", "[optim][start]") {
   for (const start when : all_starts) {
     mlp net = make_mlp(comm.rank());
     adapt_with_combine optimizer(sgd_of(net), net, comm, topology::fully_connected(comm.size()),
@@ -217,6 +217,48 @@ RANKS_TEST("flush averages what is on its way, reset_passes leaves it there", "[
     require_equal(optimizer.round(), std::int64_t{2});
     train(optimizer, net, comm.rank(), 1);
     require_equal(optimizer.passes_since_communication(), 0);
+  }
+}
+
+RANKS_TEST("a model reloaded while it is on its way goes on from what was loaded",
+           "[optim][start]") {
+  for (const start when : {start::after_step, start::inside_backward}) {
+    mlp net = make_mlp(comm.rank()), alone = make_mlp(40 + comm.rank());
+    adapt_with_combine optimizer(SGD(net->parameters(), 0.1), net, comm, {.start = when});
+    train(optimizer, net, comm.rank(), 0);
+    restore(saved(alone), net);
+    SGD plain(alone->parameters(), 0.1);
+    loss_in_step(1)(alone, comm.rank()).backward();
+    plain.step();
+    train(optimizer, net, comm.rank(), 1);
+    require_same_parameters(*net, *alone);
+    require_equal(optimizer.passes_since_communication(), 0);
+    const auto apart = flatten(*net);
+    optimizer.flush();
+    require_close(allreduce(comm, flatten(*net)), allreduce(comm, apart), 1e-12);
+  }
+}
+
+RANKS_TEST("a window given up leaves no trace, whenever its communication began",
+           "[optim][start]") {
+  const int n = comm.size();
+  for (const start when : {start::after_step, start::after_forward, start::at_step}) {
+    mlp net = make_mlp(comm.rank());
+    adapt_with_combine optimizer(SGD(net->parameters(), 0.0), net, comm, {.start = when});
+    const int right = (comm.rank() + 1) % n, left = (comm.rank() + n - 1) % n;
+    if (n > 1)
+      optimizer.next(
+          {.self_weight = 0.75, .sources = {{right, 0.25}}, .destinations = {{left, 1.0}}});
+    loss_of(optimizer.forward(net, values({4, 5}, 1)), 1).backward();
+    optimizer.reset_passes();
+    optimizer.zero_grad();
+    require_same_parameters(*net, *make_mlp(comm.rank()));
+    require_equal(optimizer.round(), std::int64_t{0});
+    train(optimizer, net, comm.rank(), 1);
+    if (n > 1)  // the neighbours of the next communication are still those
+      require_close(flatten(*net),
+                    0.75 * flatten(*make_mlp(comm.rank())) + 0.25 * flatten(*make_mlp(right)),
+                    1e-12);
   }
 }
 

@@ -8,8 +8,9 @@
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
-#include <bluefog/optim/averaging.hpp>
 #include <bluefog/optim/averaging_optimizer.hpp>
+#include <bluefog/optim/averaging_plan.hpp>
+#include <bluefog/optim/mixer.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
 #include <bluefog/topology/one_peer_exponential.hpp>

@@ -21,6 +21,7 @@
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/averaging_plan.hpp>
 #include <bluefog/optim/backward_step.hpp>
 #include <bluefog/optim/gradient_watch.hpp>
 #include <bluefog/optim/mixer.hpp>
@@ -32,21 +33,6 @@
 #include <bluefog/tensor/dtype.hpp>
 
 namespace bluefog::optim::detail {
-
-/// What passes are to an averaging wrapper.
-enum class counted : std::uint8_t { forwards, backwards };
-
-/// How an averaging wrapper counts and sends.
-struct averaging_plan {
-  std::string_view optimizer;  ///< the wrapper's name; static storage
-  pass_counter counter;
-  counted passes;
-  communication_type communication;
-  std::int64_t bucket_bytes;
-  int global_average_every = 0;
-  buffer_policy buffers = buffer_policy::local;
-  optim::start start = optim::start::at_step;
-};
 
 /// What the averaging wrappers share: the parameters, who averages with whom, and the count of
 /// passes. The hooks of the parameters point to it, so it stays at one address.
@@ -155,10 +141,10 @@ class averaging final : public gradient_listener {
     return true;
   }
 
-  /// Ends or gives up what is under way for this window, which is over.
+  /// The window is over. Takes back what was sent for it; ends a step that a backward has taken.
   void cut() {
-    inside_.reset();
-    if (mixer_.started() && counter().due()) apply();
+    if (end_inside()) return;
+    if (counter().passes() > 0) mixer_.recall();
     counter().reset();
   }
 
@@ -252,12 +238,11 @@ class averaging final : public gradient_listener {
   void note_versions() {
     versions_.clear();
     for (std::size_t i = 0; i < arena_.size(); ++i)
-      versions_.push_back(arena_.tensor(i)._version());
+      if (arena_.tensor(i).requires_grad()) versions_.emplace_back(i, arena_.tensor(i)._version());
   }
   void expect_untouched() {
-    const auto noted = std::exchange(versions_, {});
-    for (std::size_t i = 0; i < noted.size(); ++i) {
-      if (arena_.tensor(i)._version() == noted[i]) continue;
+    for (const auto& [i, version] : std::exchange(versions_, {})) {
+      if (arena_.tensor(i)._version() == version || !arena_.attached(i)) continue;
       mixer_.drop();
       throw usage_error(concat(plan_.optimizer, ": parameter \"", arena_.name(i),
                                "\" was changed while it was on its way to other ranks; "
@@ -283,7 +268,7 @@ class averaging final : public gradient_listener {
   bool pass_since_step_ = false;
   std::vector<named_tensor> names_;
   std::vector<std::pair<const void*, bool>> signature_;
-  std::vector<std::int64_t> versions_;  // of the parameters when they were sent
+  std::vector<std::pair<std::size_t, std::int64_t>> versions_;  // of parameters when they were sent
   module_buffers buffers_;
   std::vector<at::Tensor> packed_;  // copies of the buffers, on their way
   parameter_arena arena_;

@@ -19,6 +19,7 @@
 #include <bluefog/core/error.hpp>
 #include <bluefog/optim/agreement.hpp>
 #include <bluefog/optim/averaging.hpp>
+#include <bluefog/optim/averaging_plan.hpp>
 #include <bluefog/optim/backward_step.hpp>
 #include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/options.hpp>
@@ -83,7 +84,8 @@ class averaging_optimizer : public Inner, public communicating_optimizer {
   [[nodiscard]] int passes_since_communication() const noexcept {
     return shared_->counter().passes();
   }
-  /// Begins to count anew, e.g. where an epoch's end cut a window. The same on every rank.
+  /// Begins to count anew, e.g. where an epoch's end cut a window; nothing is averaged for it. The
+  /// same on every rank.
   void reset_passes() { shared_->cut(); }
   /// Averages the parameters now, whatever has been counted, and begins to count anew. Collective.
   void flush() {

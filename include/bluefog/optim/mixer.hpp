@@ -110,7 +110,7 @@ class mixer {
       links_ = std::make_shared<const neighborhood>(next_     ? *next_
                                                     : choose_ ? chosen(before.round)
                                                               : of_round(before.round));
-      next_.reset();
+      used_ = std::exchange(next_, std::nullopt);
       ++position_.round;
     }
     before_ = before;
@@ -131,6 +131,7 @@ class mixer {
     if (!started_) return;
     drop();
     position_ = before_;
+    if (!next_) next_ = std::exchange(used_, std::nullopt);
   }
 
   /// Sends `part` of the arena as it is now. It must not change before `apply`.
@@ -259,6 +260,7 @@ class mixer {
   int global_every_ = 0;
   std::function<neighborhood(std::int64_t)> choose_;
   std::optional<neighborhood> next_;
+  std::optional<neighborhood> used_;  // what was next when the last communication began
   std::shared_ptr<const neighborhood> links_;
   mixing_position position_;
   mixing_position before_;

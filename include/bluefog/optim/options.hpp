@@ -25,8 +25,10 @@ enum class miscount : std::uint8_t {
 };
 
 /// When `adapt_with_combine` begins to send the parameters. Where nothing but the wrapper changes
-/// them, all four give the same parameters, and differ in what the transfer hides under. A change
-/// made from the beginning until `step()` is lost or, where torch knows of it, a `usage_error`.
+/// them, all four give the same parameters, and differ in what the transfer hides under. From the
+/// beginning until `step()` an average is on its way that knows nothing of other changes: changing
+/// a parameter in place is a `usage_error` of the step, as far as torch notices, and reloading one
+/// (`torch::load`, `set_data`) takes the place of its average.
 enum class start : std::uint8_t {
   /// At the end of `step()`, for the next one: under everything until then. If several passes make
   /// a communication, at the beginning of the last `forward()` of them, so that local steps cost

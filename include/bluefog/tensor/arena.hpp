@@ -116,11 +116,16 @@ class parameter_arena {
     return runs;
   }
 
-  /// \return whether the memory of all parameters is in the arena.
+  /// \return whether the memory of parameter `index` is in the arena.
+  [[nodiscard]] bool attached(std::size_t index) const {
+    const slot& it = slots_[index];
+    return it.tensor.numel() == 0 || it.tensor.data_ptr() == address(it);
+  }
+  /// \return whether the memory of all parameters is.
   [[nodiscard]] bool attached() const {
-    return std::ranges::all_of(slots_, [&](const slot& it) {
-      return it.tensor.numel() == 0 || it.tensor.data_ptr() == address(it);
-    });
+    for (std::size_t i = 0; i < slots_.size(); ++i)
+      if (!attached(i)) return false;
+    return true;
   }
 
   /// Takes back parameters whose memory has left the arena (after `torch::load`, `set_data` and the
@@ -130,15 +135,15 @@ class parameter_arena {
   /// changed.
   std::size_t reattach() {
     std::size_t left = 0;
-    for (auto& each : slots_) {
-      if (each.tensor.numel() == 0 || each.tensor.data_ptr() == address(each)) continue;
-      expect_unchanged(each);
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (attached(i)) continue;
+      expect_unchanged(slots_[i]);
       ++left;
     }
     if (left == 0) return 0;
     const c10::AutoGradMode no_grad(false);
-    for (auto& each : slots_)
-      if (each.tensor.numel() != 0 && each.tensor.data_ptr() != address(each)) attach(each);
+    for (std::size_t i = 0; i < slots_.size(); ++i)
+      if (!attached(i)) attach(slots_[i]);
     return left;
   }
 
