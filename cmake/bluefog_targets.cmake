@@ -33,6 +33,23 @@ macro(bluefog_find_mpi)
   endif()
 endmacro()
 
+# bluefog_find_nccl()
+#
+# Finds NCCL and what it needs as BLUEFOG_WITH_NCCL says, and sets BLUEFOG_HAS_NCCL.
+macro(bluefog_find_nccl)
+  set(BLUEFOG_HAS_NCCL FALSE)
+  if(BLUEFOG_WITH_NCCL)  # AUTO is true
+    set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL TRUE)  # those of the toolkit too, for projects around this one
+    find_package(NCCL 2.18 MODULE QUIET)
+    unset(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL)
+    set(BLUEFOG_HAS_NCCL ${NCCL_FOUND})
+    if(NOT NCCL_FOUND AND NOT BLUEFOG_WITH_NCCL STREQUAL "AUTO")
+      message(FATAL_ERROR "bluefog: ${NCCL_REASON}; install CUDA's toolkit and NCCL, or build without them with "
+        "-DBLUEFOG_WITH_NCCL=OFF.")
+    endif()
+  endif()
+endmacro()
+
 # bluefog_install()
 #
 # Installs the headers, one export per component, and the package's config files.
@@ -50,6 +67,7 @@ function(bluefog_install)
   install(FILES
     "${PROJECT_BINARY_DIR}/bluefogConfig.cmake"
     "${PROJECT_BINARY_DIR}/bluefogConfigVersion.cmake"
+    "${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake"
     "${PROJECT_SOURCE_DIR}/cmake/Findbluefog_torch.cmake"
     DESTINATION "${BLUEFOG_PACKAGE_DIR}")
   install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")

@@ -4,11 +4,13 @@
 // Umbrella: the concepts that a transport meets, requests, and the communication engine.
 #include <bluefog/backend/backoff.hpp>
 #include <bluefog/backend/check.hpp>
+#include <bluefog/backend/compute.hpp>
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/context.hpp>
 #include <bluefog/backend/engine.hpp>
 #include <bluefog/backend/failure.hpp>
 #include <bluefog/backend/gather.hpp>
+#include <bluefog/backend/in_order.hpp>
 #include <bluefog/backend/job.hpp>
 #include <bluefog/backend/label.hpp>
 #include <bluefog/backend/lane.hpp>

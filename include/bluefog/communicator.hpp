@@ -15,6 +15,7 @@
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/context.hpp>
 #include <bluefog/backend/gather.hpp>
+#include <bluefog/backend/in_order.hpp>
 #include <bluefog/backend/options.hpp>
 #include <bluefog/backend/request.hpp>
 #include <bluefog/backend/state.hpp>
@@ -196,6 +197,8 @@ class communicator {
       if (call.peer) ranks = {std::min(rank(), *call.peer), std::max(rank(), *call.peer)};
       work = checked(context, std::move(call), std::move(ranks), std::move(work));
     }
+    if constexpr (device_backend<Backend>)
+      work = in_order(context, context.transport().called(), std::move(work));
     return std::make_shared<job>(std::move(work), std::move(label), *state_);
   }
 

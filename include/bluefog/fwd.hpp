@@ -26,6 +26,7 @@ struct statistics;
 
 class thread_backend;
 class mpi_backend;
+class nccl_backend;
 
 namespace topology {
 

@@ -21,7 +21,7 @@ ABOVE = {
     "backend": ["core", "topology"],
     "thread": ["core", "topology", "backend", "communicator"],
     "mpi": ["core", "topology", "backend"],
-    "nccl": ["core", "topology", "backend"],
+    "nccl": ["core", "topology", "backend", "communicator", "collective"],
     "communicator": ["core", "topology", "backend"],
     "collective": ["core", "topology", "backend", "communicator"],
     "neighbor": ["core", "topology", "backend", "communicator", "collective"],
@@ -62,6 +62,16 @@ EXCUSES = {
     "MPI_Request_free": "in a destructor, which does not throw",
     "MPI_Cancel": "in a destructor, which does not throw",
     "MPI_Finalize": "at process exit, where nobody could catch",
+    "cudaGetErrorName": "part of reporting a failure",
+    "cudaGetErrorString": "part of reporting a failure",
+    "cudaGetLastError": "forgets a failure that has been reported",
+    "ncclGetErrorString": "part of reporting a failure",
+    "ncclGetLastError": "part of reporting a failure",
+    "cudaStreamDestroy": "in a destructor, which does not throw",
+    "cudaEventDestroy": "in a destructor, which does not throw",
+    "cudaFree": "in a destructor, which does not throw",
+    "cudaFreeHost": "in a destructor, which does not throw",
+    "ncclCommAbort": "part of dealing with a failure",
 }
 
 # The same for single places, where the code is looked at in another way.
@@ -73,6 +83,11 @@ EXCUSED_PLACES = {
     ("mpi/operation.hpp", "MPI_Test"): "remembers the code, and throws when nothing is in flight any more",
     ("mpi/operation.hpp", "MPI_Get_count"): "part of noting a failure",
     ("mpi/operation.hpp", "MPI_Request_get_status"): "a request that failed is over as well",
+    ("nccl/exchange.hpp", "ncclGroupEnd"): "one closes a group while an exception is on its way",
+    ("nccl/handle.hpp", "cudaEventQuery"): "not ready is no failure; the rest is checked",
+    ("nccl/handle.hpp", "cudaSetDevice"): "one in a destructor, which does not throw",
+    ("nccl/library.hpp", "cudaGetDeviceCount"): "without a driver there are none",
+    ("nccl/operation.hpp", "cudaStreamQuery"): "after an abort only whether it still works counts",
 }
 
 MAX_LINES = 300

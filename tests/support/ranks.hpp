@@ -117,10 +117,15 @@ void on_mpi(const Body& body, const bluefog::communicator_options& options = {})
 
 }  // namespace bluefog_test
 
+#ifdef BLUEFOG_TEST_NCCL
+#include "nccl_ranks.hpp"
+#endif
+
 // RANKS_TEST("sentence", "[layer][topic]") { ... comm ... }
 //
 // Defines two test cases with one body, in which `comm` is a communicator: one over threads, tagged
-// [thread], and one over MPI, tagged [mpi].
+// [thread], and one over MPI, tagged [mpi]. In the tests of the NCCL backend, which compile the
+// same files, it defines one instead, over a stand-in for NCCL, tagged [nccl].
 #define BLUEFOG_TEST_JOIN_(a, b) a##b
 #define BLUEFOG_TEST_JOIN(a, b) BLUEFOG_TEST_JOIN_(a, b)
 #if __has_include(<mpi.h>) && defined(BLUEFOG_TEST_MPI)
@@ -131,6 +136,16 @@ void on_mpi(const Body& body, const bluefog::communicator_options& options = {})
 #else
 #define BLUEFOG_TEST_OVER_MPI(body, name, tags)
 #endif
+#ifdef BLUEFOG_TEST_NCCL
+#define BLUEFOG_RANKS_TEST(body, name, tags)               \
+  template <class Comm>                                    \
+  static void body(Comm& comm);                            \
+  TEST_CASE(name " (NCCL)", tags "[nccl]") {               \
+    bluefog_test::on_nccl([](auto& comm) { body(comm); }); \
+  }                                                        \
+  template <class Comm>                                    \
+  static void body([[maybe_unused]] Comm& comm)
+#else
 #define BLUEFOG_RANKS_TEST(body, name, tags)                  \
   template <class Comm>                                       \
   static void body(Comm& comm);                               \
@@ -140,5 +155,6 @@ void on_mpi(const Body& body, const bluefog::communicator_options& options = {})
   BLUEFOG_TEST_OVER_MPI(body, name, tags)                     \
   template <class Comm>                                       \
   static void body([[maybe_unused]] Comm& comm)
+#endif
 #define RANKS_TEST(name, tags) \
   BLUEFOG_RANKS_TEST(BLUEFOG_TEST_JOIN(ranks_test_, __LINE__), name, tags)

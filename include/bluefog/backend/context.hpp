@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <utility>
 
+#include <bluefog/backend/compute.hpp>
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/state.hpp>
 #include <bluefog/core/scratch.hpp>
@@ -67,9 +68,17 @@ class operation_context {
     return {transport(), message_tag{lane_, number_, oldest}, state_->counters(), kind};
   }
 
-  /// \return temporary memory of at least `bytes` bytes.
-  [[nodiscard]] scratch_pool::block scratch(std::size_t bytes) const {
+  /// \return temporary memory of at least `bytes` bytes, where `near` lies: on the device or the
+  ///         host.
+  [[nodiscard]] scratch_pool::block scratch(std::size_t bytes, const void* near) const {
+    if constexpr (device_backend<Backend>)
+      if (transport().on_device(near)) return transport().scratch(bytes);
     return state_->scratch().acquire(bytes);
+  }
+
+  /// \return the kernels, which work where the values are.
+  [[nodiscard]] computation<Backend> compute() const noexcept {
+    return computation<Backend>(transport());
   }
 
   /// Counts an operation of all ranks as one message of `bytes` bytes.

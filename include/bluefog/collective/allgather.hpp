@@ -86,7 +86,7 @@ task allgather_task(operation_context<Backend> context, const_buffer in, gather_
       const mutable_buffer slot = out.slice(offset, count);
       offset += count;
       if (rank == self) {
-        copy(in, slot);
+        context.compute().copy(in, slot);
         continue;
       }
       if (count > 0) exchange.receive(slot, rank);

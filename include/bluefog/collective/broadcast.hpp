@@ -27,7 +27,7 @@ template <backend Backend, class Owner>
 task broadcast_task(operation_context<Backend> context, const_buffer in, mutable_buffer out,
                     int root, [[maybe_unused]] Owner owner) {
   context.count_collective(broadcast_bytes(in.bytes(), context.size()));
-  if (context.rank() == root) copy(in, out);
+  if (context.rank() == root) context.compute().copy(in, out);
   if (context.size() == 1) co_return;
   auto values = broadcast_values(context, out, root, traffic_kind::part, nullptr);
   co_await std::move(values);

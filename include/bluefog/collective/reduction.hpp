@@ -31,6 +31,7 @@ template <class Buffer>
   return whole.slice(begin, part_begin(whole.count, part + 1, parts) - begin);
 }
 
+/// Copies in host memory; the two may overlap.
 inline void copy(const_buffer in, mutable_buffer out) noexcept {
   if (in.data != out.data && in.count > 0) std::memmove(out.data, in.data, in.bytes());
 }
@@ -51,13 +52,13 @@ task reduce_among(operation_context<Backend> context, const_buffer in, mutable_b
   const auto self = std::ranges::find(ranks, context.rank()) - ranks.begin();
   context.count_collective(allreduce_bytes(in.bytes(), n));
   if (n == 1) {
-    copy(in, out);
+    context.compute().copy(in, out);
     co_return;
   }
 
   const bool whole = in.bytes() <= short_bytes;
   const const_buffer own = whole ? in : part_of(in, self, n);
-  const auto memory = context.scratch(own.bytes() * static_cast<std::size_t>(n));
+  const auto memory = context.scratch(own.bytes() * static_cast<std::size_t>(n), in.data);
   std::vector<const_buffer> inputs;
   auto gathering = context.exchange(traffic_kind::part);
   for (std::int64_t i = 0; i < n; ++i) {
@@ -75,12 +76,12 @@ task reduce_among(operation_context<Backend> context, const_buffer in, mutable_b
   auto gathered = std::move(gathering).submit();
   co_await gathered;
   if (whole) {
-    kernel::reduce(op, out, inputs);
+    context.compute().reduce(op, out, inputs);
     co_return;
   }
 
   const mutable_buffer combined = part_of(out, self, n);
-  kernel::reduce(op, combined, inputs);
+  context.compute().reduce(op, combined, inputs);
   auto sharing = context.exchange(traffic_kind::part);
   for (std::int64_t i = 0; i < n; ++i) {
     if (i == self) continue;
@@ -92,18 +93,6 @@ task reduce_among(operation_context<Backend> context, const_buffer in, mutable_b
   co_await shared;
 }
 
-/// Divides float32 or float64 values, so that an average is the sum divided by n on every backend,
-/// bit for bit: multiplying by 1/n is not.
-inline void divide(mutable_buffer values, int divisor) noexcept {
-  const auto each = [&]<class T>(T* first) {
-    for (std::int64_t i = 0; i < values.count; ++i) first[i] /= static_cast<T>(divisor);
-  };
-  if (values.type == dtype::float32)
-    each(reinterpret_cast<float*>(values.data));
-  else
-    each(reinterpret_cast<double*>(values.data));
-}
-
 /// The transport's own allreduce of all ranks.
 template <allreducing_backend Backend, class Owner>
 task reduce_natively(operation_context<Backend> context, const_buffer in, mutable_buffer out,
@@ -112,7 +101,7 @@ task reduce_natively(operation_context<Backend> context, const_buffer in, mutabl
   const bool average = op == reduce_op::average && !context.transport().reduces(op, in.type);
   auto reduced = context.transport().allreduce(in, out, average ? reduce_op::sum : op);
   co_await reduced;
-  if (average) divide(out, context.size());
+  if (average) context.compute().divide(out, context.size());
 }
 
 /// A backend that knows when messages between the ranks beat its native allreduce.

@@ -13,26 +13,39 @@ namespace bluefog {
 /// Temporary memory that is kept for the next operation.
 ///
 /// Fresh memory costs a page fault every 4 KiB, which for large messages is more than the transfer;
-/// so blocks are kept, at most `kept` of them. Any thread may acquire and release. Copies of the
-/// pool share their blocks, and a block keeps them alive.
+/// so blocks are kept, at most `source::kept` of them. Any thread may acquire and release. Copies
+/// of the pool share their blocks, and a block keeps them alive.
 class scratch_pool {
-  struct aligned_delete {
-    void operator()(std::byte* data) const noexcept {
+ public:
+  static constexpr std::size_t alignment = 64;  ///< of every block, in bytes: a cache line
+  static constexpr std::size_t kept = 8;        ///< by default
+
+  /// Where the memory comes from; by default the heap.
+  struct source {
+    /// Gives memory of a multiple of `alignment` bytes, aligned to `alignment`, or throws.
+    std::byte* (*allocate)(std::size_t bytes) = [](std::size_t bytes) {
+      return static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment}));
+    };
+    void (*release)(std::byte* data) noexcept = [](std::byte* data) noexcept {
       ::operator delete(data, std::align_val_t{alignment});
-    }
+    };
+    std::size_t kept = scratch_pool::kept;  ///< most blocks that wait for the next operation
   };
+
+ private:
   struct piece {
-    std::unique_ptr<std::byte, aligned_delete> data;
+    std::unique_ptr<std::byte, void (*)(std::byte*) noexcept> data{nullptr, nullptr};
     std::size_t size = 0;
   };
   struct shelf {
+    source from;
     std::mutex mutex;
     std::vector<piece> pieces;
   };
 
  public:
-  static constexpr std::size_t alignment = 64;  ///< of every block, in bytes: a cache line
-  static constexpr std::size_t kept = 8;
+  scratch_pool() : scratch_pool(source()) {}
+  explicit scratch_pool(source from) : shelf_(std::make_shared<shelf>()) { shelf_->from = from; }
 
   /// A block of memory; goes back to its pool when destroyed. Its content is unspecified.
   class block {
@@ -77,14 +90,14 @@ class scratch_pool {
       }
     }
     const std::size_t size = (bytes + alignment - 1) / alignment * alignment;
-    auto* memory = static_cast<std::byte*>(::operator new(size, std::align_val_t{alignment}));
-    return {piece{std::unique_ptr<std::byte, aligned_delete>(memory), size}, shelf_};
+    const source& from = shelf_->from;
+    return {piece{{from.allocate(size), from.release}, size}, shelf_};
   }
 
  private:
   static void put_back(shelf& home, piece memory) noexcept {
     const std::scoped_lock lock(home.mutex);
-    if (home.pieces.size() >= kept) {  // the smallest is the cheapest to make again
+    if (home.pieces.size() >= home.from.kept) {  // the smallest is the cheapest to make again
       auto smallest = home.pieces.begin();
       for (auto it = home.pieces.begin(); it != home.pieces.end(); ++it)
         if (it->size < smallest->size) smallest = it;
@@ -97,7 +110,7 @@ class scratch_pool {
     }
   }
 
-  std::shared_ptr<shelf> shelf_ = std::make_shared<shelf>();
+  std::shared_ptr<shelf> shelf_;
 };
 
 }  // namespace bluefog

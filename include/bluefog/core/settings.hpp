@@ -46,6 +46,7 @@ struct settings {
                "thread level asked of MPI: single, funneled, serialized, multiple"},
       variable{"BLUEFOG_ALLOW_SINGLETON", "0 or 1",
                "accept one rank although a launcher started several"},
+      variable{"BLUEFOG_ALLOW_SHARED_DEVICE", "0 or 1", "accept several NCCL ranks on one device"},
   };
 
   /// Beginnings of variables that the build, the tests and the benchmarks read.
@@ -60,6 +61,7 @@ struct settings {
   bool log_hide_time = false;
   int mpi_thread_level = 3;
   bool allow_singleton = false;
+  bool allow_shared_device = false;
 
   /// Reads the environment as it is now.
   /// \throws usage_error if a variable of the table holds something else than it may.
@@ -74,6 +76,7 @@ struct settings {
     read("BLUEFOG_LOG_HIDE_TIME", result.log_hide_time);
     read("BLUEFOG_MPI_THREAD_LEVEL", result.mpi_thread_level, 0, 3);
     read("BLUEFOG_ALLOW_SINGLETON", result.allow_singleton);
+    read("BLUEFOG_ALLOW_SHARED_DEVICE", result.allow_shared_device);
     return result;
   }
 
@@ -100,7 +103,8 @@ struct settings {
                   "\nBLUEFOG_NODES_PER_MACHINE=", machine, "\nBLUEFOG_LOG_LEVEL=", name_of(level),
                   "\nBLUEFOG_LOG_HIDE_TIME=", log_hide_time,
                   "\nBLUEFOG_MPI_THREAD_LEVEL=", mpi_thread_level,
-                  "\nBLUEFOG_ALLOW_SINGLETON=", allow_singleton, "\n");
+                  "\nBLUEFOG_ALLOW_SINGLETON=", allow_singleton,
+                  "\nBLUEFOG_ALLOW_SHARED_DEVICE=", allow_shared_device, "\n");
   }
 
  private:

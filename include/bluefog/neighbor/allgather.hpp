@@ -77,7 +77,7 @@ task neighbor_allgather_task(operation_context<Backend> context, const_buffer in
   mutable_buffer out;
   if (problem.empty()) out = allocate(std::span<const std::int64_t>(rows));
   const bool aside = !problem.empty() || overlap(in, out);  // `in` stays until it has been sent
-  const auto memory = context.scratch(aside ? bytes : 0);
+  const auto memory = context.scratch(aside ? bytes : 0, in.data);
 
   auto exchange = context.exchange();
   std::byte* slot = aside ? memory.data() : out.data;
@@ -90,7 +90,7 @@ task neighbor_allgather_task(operation_context<Backend> context, const_buffer in
   auto transfer = std::move(exchange).submit();
   co_await transfer;
   if (!problem.empty()) throw mismatch_error("neighbor_allgather: " + problem);
-  if (aside) copy({memory.data(), out.count, out.type}, out);
+  if (aside) context.compute().copy({memory.data(), out.count, out.type}, out);
 }
 
 }  // namespace detail

@@ -77,19 +77,29 @@ template <backend Backend>
   return call;
 }
 
+/// \return memory that is where all arrays are.
+[[nodiscard]] inline const std::byte* first_data(const array_list& arrays) {
+  for (const const_buffer& each : arrays.in)
+    if (each.count > 0) return each.data;
+  return nullptr;
+}
+
 /// Mixes arrays that lie apart, by way of one piece of memory: one message per peer.
 template <backend Backend, class Owner>
 task mix_arrays_task(operation_context<Backend> context, array_list arrays, neighborhood links,
                      [[maybe_unused]] Owner owner) {
-  const auto packed = context.scratch(arrays.layout.bytes);
+  const auto packed = context.scratch(arrays.layout.bytes, first_data(arrays));
   const auto& segments = arrays.layout.segments;
+  const auto compute = context.compute();
   for (std::size_t i = 0; i < segments.size(); ++i)
-    copy(arrays.in[i], {packed.data() + segments[i].offset, segments[i].count, segments[i].type});
+    compute.copy(arrays.in[i],
+                 {packed.data() + segments[i].offset, segments[i].count, segments[i].type});
   auto mixing =
       mix_task(context, packed.data(), packed.data(), arrays.layout, std::move(links), nullptr);
   co_await std::move(mixing);
   for (std::size_t i = 0; i < segments.size(); ++i)
-    copy({packed.data() + segments[i].offset, segments[i].count, segments[i].type}, arrays.out[i]);
+    compute.copy({packed.data() + segments[i].offset, segments[i].count, segments[i].type},
+                 arrays.out[i]);
 }
 
 }  // namespace detail

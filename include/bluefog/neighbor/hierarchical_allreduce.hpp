@@ -66,8 +66,8 @@ struct held_buffer {
 
 template <backend Backend>
 [[nodiscard]] held_buffer temporary(const operation_context<Backend>& context, std::int64_t count,
-                                    dtype type) {
-  held_buffer made{context.scratch(static_cast<std::size_t>(count) * size_of(type)), {}};
+                                    dtype type, const void* near) {
+  held_buffer made{context.scratch(static_cast<std::size_t>(count) * size_of(type), near), {}};
   made.values = {made.memory.data(), count, type};
   return made;
 }
@@ -76,8 +76,8 @@ template <backend Backend>
 template <backend Backend>
 [[nodiscard]] held_buffer converted(const operation_context<Backend>& context, const_buffer values,
                                     dtype type) {
-  auto made = temporary(context, values.count, type);
-  kernel::convert(made.values, values);
+  auto made = temporary(context, values.count, type, values.data);
+  context.compute().convert(made.values, values);
   return made;
 }
 
@@ -93,7 +93,7 @@ task machine_mean(operation_context<Backend> context, const_buffer in, mutable_b
   for (std::int64_t i = 0; i < parts; ++i) {
     if (i == self) continue;
     const int peer = members[static_cast<std::size_t>(i)];
-    slices.push_back(temporary(context, mean.count, in.type));
+    slices.push_back(temporary(context, mean.count, in.type, in.data));
     inputs[static_cast<std::size_t>(i)] = slices.back().values;
     exchange.receive(slices.back().values, peer);
     exchange.send(part_of(in, i, parts), peer);
@@ -104,7 +104,7 @@ task machine_mean(operation_context<Backend> context, const_buffer in, mutable_b
   std::vector<held_buffer> wide;
   if (mean.type != in.type)
     for (auto& each : inputs) each = wide.emplace_back(converted(context, each, mean.type)).values;
-  kernel::reduce(reduce_op::average, mean, inputs);
+  context.compute().reduce(reduce_op::average, mean, inputs);
 }
 
 /// Mixes this rank's slice with the same slice of other machines.
@@ -120,8 +120,8 @@ task mix_between_machines(operation_context<Backend> context, mutable_buffer mea
   for (const edge& destination : links.destinations) {
     const_buffer message = mean;
     if (destination.weight != 1.0) {
-      auto weighted = temporary(context, mean.count, mean.type);
-      kernel::scaled_copy(weighted.values, mean, destination.weight);
+      auto weighted = temporary(context, mean.count, mean.type, mean.data);
+      context.compute().scaled_copy(weighted.values, mean, destination.weight);
       message = messages.emplace_back(std::move(weighted)).values;
     }
     if (rounded) message = messages.emplace_back(converted(context, message, wire)).values;
@@ -129,7 +129,7 @@ task mix_between_machines(operation_context<Backend> context, mutable_buffer mea
   }
   std::vector<held_buffer> arrived;
   for (const edge& source : links.sources) {
-    arrived.push_back(temporary(context, mean.count, wire));
+    arrived.push_back(temporary(context, mean.count, wire, mean.data));
     exchange.receive(arrived.back().values, source.rank);
   }
   auto transfer = std::move(exchange).submit();
@@ -140,7 +140,7 @@ task mix_between_machines(operation_context<Backend> context, mutable_buffer mea
     if (rounded) arrived[i] = converted(context, arrived[i].values, mean.type);
     inputs.push_back({links.sources[i].weight, arrived[i].values.data});
   }
-  kernel::mix(mean, links.self_weight, mean, inputs);
+  context.compute().mix(mean, links.self_weight, mean, inputs);
 }
 
 /// Averages inside machines, mixes between them, slice by slice: local rank l of every machine
@@ -156,19 +156,19 @@ task hierarchical_task(operation_context<Backend> context, const_buffer in, muta
   if (parts > 1) context.count_collective(allreduce_bytes(in.bytes(), parts));
 
   const auto computed = is_half(in.type) ? dtype::float32 : in.type;
-  const auto slice = temporary(context, part_of(in, self, parts).count, computed);
+  const auto slice = temporary(context, part_of(in, self, parts).count, computed, in.data);
   auto averaging = machine_mean(context, in, slice.values);
   co_await std::move(averaging);
   auto mixing = mix_between_machines(context, slice.values, in.type, std::move(links));
   co_await std::move(mixing);
 
   // `out` may be `in`, which stays as it is until everything has arrived.
-  const auto result = temporary(context, in.count, in.type);
+  const auto result = temporary(context, in.count, in.type, in.data);
   const mutable_buffer own = part_of(result.values, self, parts);
   if (computed == in.type)
-    copy(slice.values, own);
+    context.compute().copy(slice.values, own);
   else
-    kernel::convert(own, slice.values);
+    context.compute().convert(own, slice.values);
   auto sharing = context.exchange(traffic_kind::part);
   for (std::int64_t i = 0; i < parts; ++i) {
     if (i == self) continue;
@@ -178,7 +178,7 @@ task hierarchical_task(operation_context<Backend> context, const_buffer in, muta
   }
   auto shared = std::move(sharing).submit();
   co_await shared;
-  copy(result.values, out);
+  context.compute().copy(result.values, out);
 }
 
 }  // namespace detail

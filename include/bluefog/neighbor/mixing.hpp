@@ -4,11 +4,13 @@
 #include <cmath>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <bluefog/backend/compute.hpp>
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/context.hpp>
 #include <bluefog/backend/task.hpp>
@@ -92,16 +94,16 @@ task fetch_task(operation_context<Backend> context, const std::byte* in, packed_
   for (const edge& destination : links.destinations) {
     const std::byte* message = in;
     if (destination.weight != 1.0) {
-      const auto& copy = weighted.emplace_back(context.scratch(layout.bytes));
+      const auto& copy = weighted.emplace_back(context.scratch(layout.bytes, in));
       for (const auto& [offset, count, type] : layout.segments)
-        kernel::scaled_copy({copy.data() + offset, count, type}, {in + offset, count, type},
-                            destination.weight);
+        context.compute().scaled_copy({copy.data() + offset, count, type},
+                                      {in + offset, count, type}, destination.weight);
       message = copy.data();
     }
     exchange.send(as_bytes(message, layout.bytes), destination.rank);
   }
   for (const edge& source : links.sources) {
-    const auto& slot = arrived->emplace_back(context.scratch(layout.bytes));
+    const auto& slot = arrived->emplace_back(context.scratch(layout.bytes, in));
     exchange.receive(as_bytes(slot.data(), layout.bytes), source.rank);
   }
   auto transfer = std::move(exchange).submit();
@@ -109,15 +111,23 @@ task fetch_task(operation_context<Backend> context, const std::byte* in, packed_
 }
 
 /// Computes out = self_weight in + sum of source weights times what the sources sent. `out` may be
-/// `in`.
-inline void combine(const std::byte* in, std::byte* out, const packed_layout& layout,
-                    const neighborhood& links, const arrivals& arrived) {
+/// `in`. \param mix  as `kernel::mix`, where the memory lies.
+template <class Mix>
+void combine(const std::byte* in, std::byte* out, const packed_layout& layout,
+             const neighborhood& links, const arrivals& arrived, Mix mix) {
   std::vector<kernel::weighted_input> inputs(links.sources.size());
   for (const auto& [offset, count, type] : layout.segments) {
     for (std::size_t i = 0; i < inputs.size(); ++i)
       inputs[i] = {links.sources[i].weight, arrived[i].data() + offset};
-    kernel::mix({out + offset, count, type}, links.self_weight, {in + offset, count, type}, inputs);
+    mix(mutable_buffer{out + offset, count, type}, links.self_weight,
+        const_buffer{in + offset, count, type}, std::span<const kernel::weighted_input>(inputs));
   }
+}
+
+/// The same in host memory.
+inline void combine(const std::byte* in, std::byte* out, const packed_layout& layout,
+                    const neighborhood& links, const arrivals& arrived) {
+  combine(in, out, layout, links, arrived, kernel::mix);
 }
 
 /// Averages with the neighbours. `out`, which may be `in`, is written only once everything has
@@ -127,7 +137,8 @@ task mix_task(operation_context<Backend> context, const std::byte* in, std::byte
               packed_layout layout, neighborhood links, Owner owner) {
   const auto arrived = std::make_shared<arrivals>();
   co_await fetch_task(context, in, layout, links, arrived, std::move(owner));
-  combine(in, out, layout, links, *arrived);
+  combine(in, out, layout, links, *arrived,
+          [&](auto... operands) { context.compute().mix(operands...); });
 }
 
 }  // namespace bluefog::detail

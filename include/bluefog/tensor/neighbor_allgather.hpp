@@ -54,7 +54,7 @@ task scatter_sum_task(operation_context<Backend> context, const_buffer in,
   std::vector<scratch_pool::block> arrived;
   std::vector<const_buffer> inputs;
   for (const edge& source : links.sources) {
-    const auto& memory = arrived.emplace_back(context.scratch(out.bytes()));
+    const auto& memory = arrived.emplace_back(context.scratch(out.bytes(), out.data));
     const mutable_buffer slot{memory.data(), out.count, out.type};
     if (out.count > 0) exchange.receive(slot, source.rank);
     inputs.push_back(slot);
@@ -62,7 +62,7 @@ task scatter_sum_task(operation_context<Backend> context, const_buffer in,
   auto transfer = std::move(exchange).submit();
   co_await transfer;
   if (!inputs.empty())
-    kernel::reduce(reduce_op::sum, out, inputs);
+    context.compute().reduce(reduce_op::sum, out, inputs);
   else if (out.count > 0)
     std::memset(out.data, 0, out.bytes());
 }

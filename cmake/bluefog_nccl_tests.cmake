@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Tests of the NCCL backend that need no GPU.
+#
+# nccl.libraries is linked with the real libraries: what happens without a device, and that NVRTC takes
+# the kernels. nccl is linked with a stand-in for them, see support/nccl_stand_in: the backend's own
+# code, and the shared tests of operations over it, with ranks that are threads.
+
+set(_bluefog_test_directory "${PROJECT_SOURCE_DIR}/tests")
+
+add_executable(test_nccl_libraries ${_bluefog_test_directory}/nccl/libraries/libraries.cpp)
+target_link_libraries(test_nccl_libraries PRIVATE bluefog::nccl bluefog_test_main bluefog_warnings)
+_bluefog_timeout(_bluefog_seconds 120)
+add_test(NAME nccl.libraries COMMAND test_nccl_libraries ${BLUEFOG_CATCH_ARGUMENTS})
+set_tests_properties(nccl.libraries PROPERTIES
+  LABELS nccl TIMEOUT ${_bluefog_seconds} ENVIRONMENT "${BLUEFOG_SANITIZER_ENVIRONMENT}")
+
+# The kernels' CUDA source without what makes it a C++ string.
+set(_bluefog_kernels "${PROJECT_SOURCE_DIR}/include/bluefog/nccl/kernel_source.hpp")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${_bluefog_kernels}")
+file(READ "${_bluefog_kernels}" _bluefog_text)
+string(REGEX REPLACE "^.*R\"cuda\\(" "" _bluefog_text "${_bluefog_text}")
+string(REGEX REPLACE "\\)cuda\".*$" "" _bluefog_text "${_bluefog_text}")
+file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/generated/kernel_source.inc" CONTENT "${_bluefog_text}" @ONLY)
+
+file(GLOB _bluefog_stand_in CONFIGURE_DEPENDS "${_bluefog_test_directory}/support/nccl_stand_in/*.cpp")
+file(GLOB _bluefog_own CONFIGURE_DEPENDS "${_bluefog_test_directory}/nccl/*.cpp")
+set(_bluefog_shared "")
+foreach(test IN ITEMS collective/allgather collective/allreduce collective/broadcast neighbor/allgather
+    neighbor/allreduce neighbor/hierarchical_allreduce neighbor/pair_gossip)
+  list(APPEND _bluefog_shared "${_bluefog_test_directory}/${test}.cpp")
+endforeach()
+
+add_executable(test_nccl ${_bluefog_stand_in} ${_bluefog_own} ${_bluefog_shared})
+# The real libraries' headers, and nothing else of them.
+target_include_directories(test_nccl SYSTEM PRIVATE ${NCCL_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
+target_include_directories(test_nccl PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/generated")
+target_link_libraries(test_nccl PRIVATE bluefog::core bluefog_test_main bluefog_warnings)
+target_compile_definitions(test_nccl PRIVATE BLUEFOG_TEST_NCCL=1)
+target_compile_options(test_nccl PRIVATE $<$<CONFIG:Release>:-O1>)
+# CUDA C++ reads arrays as packs of sixteen bytes, and has other warnings.
+set_source_files_properties("${_bluefog_test_directory}/support/nccl_stand_in/kernels.cpp" PROPERTIES
+  COMPILE_OPTIONS "-fno-strict-aliasing;-w")
+_bluefog_timeout(_bluefog_seconds 120)
+add_test(NAME nccl COMMAND test_nccl "[nccl]" ${BLUEFOG_CATCH_ARGUMENTS})
+set_tests_properties(nccl PROPERTIES
+  LABELS nccl PROCESSORS 2 TIMEOUT ${_bluefog_seconds} ENVIRONMENT "${BLUEFOG_SANITIZER_ENVIRONMENT}")

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include <bluefog/core/error.hpp>
+
+namespace bluefog::nccl {
+
+/// Where ranks leave words for one another while no communicator connects them.
+///
+/// Any thread may call any function. A key is written once.
+class board {
+ public:
+  board() = default;
+  board(const board&) = delete;
+  board& operator=(const board&) = delete;
+  virtual ~board() = default;
+
+  virtual void put(const std::string& key, const std::string& value) = 0;
+  /// \return what stands under `key`, nothing if nobody has written it yet. Does not wait.
+  [[nodiscard]] virtual std::optional<std::string> look(const std::string& key) = 0;
+
+  using time_point = std::chrono::steady_clock::time_point;
+
+  /// \return what stands under `key`, once it does.
+  /// \param missing  who or what does not come if it never does, for the message.
+  /// \throws timeout_error once it is `deadline`.
+  [[nodiscard]] std::string wait(const std::string& key, time_point deadline,
+                                 std::string_view missing) {
+    using std::chrono::microseconds;
+    for (microseconds pause(100);; pause = std::min(2 * pause, microseconds(20000))) {
+      if (auto value = look(key)) return *std::move(value);
+      expects<timeout_error>(std::chrono::steady_clock::now() < deadline, "nccl_backend: ", missing,
+                             " did not come in time");
+      std::this_thread::sleep_for(pause);
+    }
+  }
+};
+
+/// A board for ranks of one process.
+class local_board final : public board {
+ public:
+  void put(const std::string& key, const std::string& value) override {
+    const std::scoped_lock lock(mutex_);
+    values_[key] = value;
+  }
+  [[nodiscard]] std::optional<std::string> look(const std::string& key) override {
+    const std::scoped_lock lock(mutex_);
+    const auto found = values_.find(key);
+    return found == values_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::string> values_;
+};
+
+}  // namespace bluefog::nccl

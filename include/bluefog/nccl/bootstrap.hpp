@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <charconv>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include <unistd.h>
+
+#include <bluefog/core/error.hpp>
+#include <bluefog/core/settings.hpp>
+#include <bluefog/nccl/board.hpp>
+#include <bluefog/nccl/library.hpp>
+#include <bluefog/nccl/network_board.hpp>
+#include <bluefog/nccl/socket.hpp>
+
+namespace bluefog::nccl {
+
+/// What ranks need to find each other: a number each, and a board that all of them see.
+struct meeting {
+  int rank = 0;
+  int size = 1;
+  std::shared_ptr<board> words;
+  /// How long to wait for the other ranks (`BLUEFOG_TIMEOUT`).
+  std::chrono::milliseconds timeout = settings::from_environment().timeout;
+};
+
+namespace detail {
+
+/// \return the number in environment variable `name`.
+/// \throws usage_error if it is missing or no number in [least, most].
+[[nodiscard]] inline int number_from_environment(const char* name, int least, int most) {
+  const char* text = std::getenv(name);
+  expects(
+      text != nullptr, "nccl_backend: the environment lacks ", name,
+      "; a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or use "
+      "nccl::meet_by_file or nccl::meet_over");
+  const std::string_view digits(text);
+  int number = 0;
+  const auto [end, problem] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  expects(problem == std::errc() && end == digits.data() + digits.size() && number >= least &&
+              number <= most,
+          "nccl_backend: ", name, " must be an integer in [", least, ", ", most, "], got \"", text,
+          "\"");
+  return number;
+}
+
+inline void expects_place(int rank, int size) {
+  expects(size >= 1, "nccl_backend: the number of ranks must be at least 1, got ", size);
+  expects(rank >= 0 && rank < size, "nccl_backend: the rank must be in [0, ", size, "), got ",
+          rank);
+}
+
+[[nodiscard]] inline std::shared_ptr<board> open_board(std::unique_ptr<board_server> home) {
+  auto connection = connect_to("127.0.0.1", home->port());
+  expects<peer_error>(connection.has_value(), "nccl_backend: rank 0 cannot reach its own port ",
+                      home->port());
+  return std::make_shared<network_board>(*std::move(connection), std::move(home));
+}
+
+/// Asks `where` for host and port until somebody answers there.
+template <class Where>
+[[nodiscard]] std::shared_ptr<board> reach_board(Where where, std::chrono::milliseconds timeout,
+                                                 std::string_view through) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  for (;;) {
+    if (const std::optional<std::pair<std::string, std::uint16_t>> address = where())
+      if (auto connection = connect_to(address->first, address->second))
+        return std::make_shared<network_board>(*std::move(connection));
+    expects<timeout_error>(std::chrono::steady_clock::now() < deadline,
+                           "nccl_backend: rank 0 was not found through ", through, " in time");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+/// What rank 0 tells the others about its board: its host's identity, its name, and the port.
+[[nodiscard]] inline std::string board_address(std::uint16_t port) {
+  const std::string host = library::host();
+  return host + "\n" + host.substr(0, host.find('/')) + "\n" + std::to_string(port) + "\n";
+}
+
+/// \return host and port in what `board_address` made, nothing if it is not whole.
+[[nodiscard]] inline std::optional<std::pair<std::string, std::uint16_t>> address_in(
+    const std::string& text) {
+  const auto first = text.find('\n');
+  const auto second = first == std::string::npos ? first : text.find('\n', first + 1);
+  if (second == std::string::npos || text.back() != '\n') return std::nullopt;
+  std::uint16_t port = 0;
+  std::from_chars(text.data() + second + 1, text.data() + text.size(), port);
+  const bool here = text.substr(0, first) == library::host();
+  return std::pair(here ? "127.0.0.1" : text.substr(first + 1, second - first - 1), port);
+}
+
+}  // namespace detail
+
+/// Ranks of `torchrun` and launchers like it: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`.
+///
+/// Rank 0 listens on the master's port plus one, since the launcher may use the port itself.
+/// Collective. \throws usage_error that names the variable which is missing or wrong;
+/// timeout_error if rank 0 cannot be reached.
+[[nodiscard]] inline meeting meet_by_environment() {
+  constexpr int most = std::numeric_limits<int>::max();
+  meeting made;
+  made.size = detail::number_from_environment("WORLD_SIZE", 1, most);
+  made.rank = detail::number_from_environment("RANK", 0, made.size - 1);
+  if (made.size == 1) {
+    made.words = std::make_shared<local_board>();
+    return made;
+  }
+  const auto port =
+      static_cast<std::uint16_t>(detail::number_from_environment("MASTER_PORT", 1, 65534) + 1);
+  const char* master = std::getenv("MASTER_ADDR");
+  expects(master != nullptr && *master != '\0', "nccl_backend: the environment lacks MASTER_ADDR");
+  if (made.rank == 0)
+    made.words = detail::open_board(std::make_unique<board_server>(port));
+  else
+    made.words =
+        detail::reach_board([&] { return std::optional(std::pair(std::string(master), port)); },
+                            made.timeout, concat("MASTER_ADDR=", master, ", port ", port));
+  return made;
+}
+
+/// Ranks that share a file system, or a host: rank 0 writes into the file where it can be reached.
+///
+/// Collective. \param file  the same path on every rank, of a file that is not there before the job
+/// starts; rank 0 replaces what is.
+/// \throws usage_error if the numbers are wrong or the file cannot be written; timeout_error if
+/// rank
+///         0 does not come.
+[[nodiscard]] inline meeting meet_by_file(const std::filesystem::path& file, int rank, int size) {
+  detail::expects_place(rank, size);
+  meeting made{.rank = rank, .size = size, .words = nullptr};
+  if (rank == 0) {
+    auto home = std::make_unique<board_server>(std::uint16_t{0});
+    const auto aside = std::filesystem::path(file).concat("." + std::to_string(getpid()));
+    {
+      std::ofstream out(aside);
+      out << detail::board_address(home->port());
+      out.flush();
+      expects(out.good(), "nccl_backend: rank 0 cannot write ", aside.string());
+    }
+    std::error_code problem;
+    std::filesystem::rename(aside, file, problem);  // at once: nobody reads half of it
+    expects(!problem, "nccl_backend: rank 0 cannot write ", file.string(), ": ", problem.message());
+    made.words = detail::open_board(std::move(home));
+    return made;
+  }
+  const auto where = [&] {
+    std::ifstream in(file);
+    return detail::address_in(
+        std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()));
+  };
+  made.words = detail::reach_board(where, made.timeout, "the file " + file.string());
+  return made;
+}
+
+}  // namespace bluefog::nccl

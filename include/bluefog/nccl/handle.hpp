@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <bluefog/core/unique_handle.hpp>
+#include <bluefog/nccl/check.hpp>
+
+namespace bluefog::nccl {
+
+struct stream_traits {
+  using value_type = cudaStream_t;
+  static cudaStream_t null() noexcept { return nullptr; }
+  static void close(cudaStream_t handle) noexcept { static_cast<void>(cudaStreamDestroy(handle)); }
+};
+/// Owns a stream. Destroying one that still works does not wait.
+using unique_stream = unique_handle<stream_traits>;
+
+struct event_traits {
+  using value_type = cudaEvent_t;
+  static cudaEvent_t null() noexcept { return nullptr; }
+  static void close(cudaEvent_t handle) noexcept { static_cast<void>(cudaEventDestroy(handle)); }
+};
+using unique_event = unique_handle<event_traits>;
+
+/// \return a stream of the current device that does not wait for the default stream.
+[[nodiscard]] inline unique_stream make_stream() {
+  cudaStream_t made = nullptr;
+  check(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  return unique_stream(made);
+}
+
+/// \return an event that follows everything which `stream` has been given so far.
+[[nodiscard]] inline unique_event record(cudaStream_t stream) {
+  cudaEvent_t made = nullptr;
+  check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  unique_event event(made);
+  check(cudaEventRecord(made, stream), "cudaEventRecord");
+  return event;
+}
+
+/// \return whether everything before the event is over.
+[[nodiscard]] inline bool is_over(cudaEvent_t event) {
+  const cudaError_t code = cudaEventQuery(event);
+  if (code == cudaErrorNotReady) return false;
+  check(code, "cudaEventQuery");
+  return true;
+}
+
+/// Makes `device` the calling thread's current one while it lives.
+class device_scope {
+ public:
+  explicit device_scope(int device) {
+    check(cudaGetDevice(&before_), "cudaGetDevice");
+    if (before_ != device) check(cudaSetDevice(device), "cudaSetDevice");
+    changed_ = before_ != device;
+  }
+  device_scope(const device_scope&) = delete;
+  device_scope& operator=(const device_scope&) = delete;
+  ~device_scope() {
+    if (changed_) static_cast<void>(cudaSetDevice(before_));
+  }
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+}  // namespace bluefog::nccl

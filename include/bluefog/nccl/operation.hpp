@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/core/error.hpp>
+#include <bluefog/core/scratch.hpp>
+#include <bluefog/nccl/connection.hpp>
+#include <bluefog/nccl/handle.hpp>
+#include <bluefog/nccl/staging.hpp>
+
+namespace bluefog::nccl {
+
+/// Work that was given to a connection's stream.
+///
+/// Complete once it is over, as an event tells; where all memory is the device's and later work on
+/// the stream will be waited for anyway, once it is certain to be on the stream. Nobody waits for
+/// the device as a whole.
+class operation {
+ public:
+  /// What has to have happened.
+  enum class end : bool { launched, over };
+
+  operation() = default;
+  operation(std::shared_ptr<connection> on, end wanted) noexcept
+      : connection_(std::move(on)), wanted_(wanted) {}
+  operation(operation&&) noexcept = default;
+  operation& operator=(operation&&) noexcept = default;
+  operation(const operation&) = delete;
+  operation& operator=(const operation&) = delete;
+  ~operation() = default;  // an incomplete one is never destroyed: its driver keeps it
+
+  /// \return what is complete once all work on the stream of `on` is, as far as it is there now.
+  [[nodiscard]] static operation all_so_far(std::shared_ptr<connection> on) {
+    operation made(std::move(on), end::over);
+    made.active_ = true;
+    made.launched_ = true;
+    if (!made.connection_->is_aborted()) made.over_ = record(made.connection_->stream());
+    return made;
+  }
+
+  /// Calls `begin(staging&)`, which gives work to the stream. If it throws, the operation fails,
+  /// and the connection with it. \param host  memory of the host that travels, see `staging`.
+  template <std::invocable<staging&> Begin>
+  void start(staging host, Begin begin) {
+    const auto inside = connection_->enter();
+    connection_->expects_usable();
+    host_ = std::move(host);
+    host_.acquire(*connection_);
+    active_ = true;
+    try {
+      host_.to_device(*connection_);
+      begin(host_);
+    } catch (...) {
+      fail();
+    }
+  }
+
+  [[nodiscard]] bool ready() {
+    if (!active_) return true;
+    const auto inside = connection_->enter();
+    try {
+      if (!failure_ && !connection_->is_aborted() && !progressed()) return false;
+      if (!failure_ && !abandoned_ && connection_->is_aborted()) connection_->expects_usable();
+    } catch (...) {
+      fail();
+    }
+    // What an abort leaves on the stream, it leaves to end by itself.
+    if (connection_->is_aborted() && cudaStreamQuery(connection_->stream()) == cudaErrorNotReady)
+      return false;
+    active_ = false;
+    host_.release();
+    if (failure_ && !abandoned_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    return true;
+  }
+
+  void abandon() noexcept {
+    if (!active_ || std::exchange(abandoned_, true)) return;
+    try {
+      const auto inside = connection_->enter();
+      connection_->abort("an operation on it was given up");
+    } catch (...) {  // the device is gone, and what worked on it
+      active_ = false;
+    }
+  }
+
+  /// NCCL does not tell.
+  [[nodiscard]] std::vector<int> waiting_for() const { return {}; }
+
+ private:
+  // Goes on as far as it can without waiting. \return whether everything is as wanted.
+  [[nodiscard]] bool progressed() {
+    if (!launched_) {
+      if (!connection_->has_launched()) return false;
+      launched_ = true;
+      if (wanted_ == end::launched && host_.empty()) {
+        connection_->note_work();
+        return true;
+      }
+      host_.from_device(*connection_);
+      over_ = record(connection_->stream());
+    }
+    if (!over_) return true;
+    if (!is_over(over_.get())) {
+      constexpr unsigned polls_between_looks = 64;
+      if (++polls_ % polls_between_looks == 0) static_cast<void>(connection_->has_launched());
+      return false;
+    }
+    // An abort by another thread ends the work without having done it.
+    static_cast<void>(connection_->has_launched());
+    host_.hand_over();
+    return true;
+  }
+
+  void fail() {
+    failure_ = std::current_exception();
+    try {
+      throw;
+    } catch (const std::exception& problem) {
+      connection_->abort(problem.what());
+    } catch (...) {
+      connection_->abort("an unknown failure");
+    }
+  }
+
+  std::shared_ptr<connection> connection_;
+  end wanted_ = end::over;
+  staging host_;
+  unique_event over_;
+  std::exception_ptr failure_;
+  bool active_ = false;
+  bool launched_ = false;
+  bool abandoned_ = false;
+  unsigned polls_ = 0;
+};
+
+static_assert(pending_operation<operation>);
+
+}  // namespace bluefog::nccl

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <bluefog/collective.hpp>
+#include <bluefog/neighbor.hpp>
+#include <bluefog/topology.hpp>
+
+#include "nccl/support.hpp"
+
+using namespace bluefog;
+using namespace bluefog_test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using nccl_communicator = communicator<nccl_backend>;
+
+/// An array in memory of the current device.
+template <class T>
+class device_array {
+ public:
+  explicit device_array(std::vector<T> values) : size_(values.size()) {
+    void* memory = nullptr;
+    nccl::check(cudaMalloc(&memory, size_ * sizeof(T)), "cudaMalloc");
+    data_ = static_cast<T*>(memory);
+    std::memcpy(data_, values.data(), size_ * sizeof(T));  // the stand-in's devices are the host
+  }
+  device_array(const device_array&) = delete;
+  device_array& operator=(const device_array&) = delete;
+  ~device_array() { static_cast<void>(cudaFree(data_)); }
+
+  [[nodiscard]] std::size_t size() const { return size_; }
+  [[nodiscard]] T* data() { return data_; }
+  [[nodiscard]] const T* data() const { return data_; }
+  [[nodiscard]] T* begin() { return data_; }
+  [[nodiscard]] T* end() { return data_ + size_; }
+  [[nodiscard]] const T* begin() const { return data_; }
+  [[nodiscard]] const T* end() const { return data_ + size_; }
+
+ private:
+  std::size_t size_;
+  T* data_ = nullptr;
+};
+
+std::string on_two_ranks(void (*body)(nccl_communicator&), communicator_options options = {}) {
+  return run_nccl_ranks(2, body, options);
+}
+
+}  // namespace
+
+TEST_CASE("an operation on device memory waits for what its caller's stream was given before",
+          "[nccl][stream]") {
+  CHECK(on_two_ranks([](nccl_communicator& comm) {
+          const nccl::device_scope scope(comm.transport().device());
+          const auto stream = nccl::make_stream();
+          comm.transport().caller_stream(stream.get());
+          device_array<float> x(std::vector<float>(100, -1));
+          const auto real = stand_in::stream_of(stream.get(), "test");
+          real->give([&] {
+            std::this_thread::sleep_for(50ms);
+            for (float& each : x) each = static_cast<float>(comm.rank());
+          });
+          auto started = neighbor_allreduce_nonblocking(comm, std::span(x), std::span(x),
+                                                        topology::fully_connected(comm.size()));
+          started.wait();
+          for (const float each : x) require_equal(each, 0.5F);
+        }) == "");
+}
+
+TEST_CASE("operations on host and on device memory follow each other in any mix",
+          "[nccl][staging]") {
+  CHECK(on_two_ranks([](nccl_communicator& comm) {
+          const nccl::device_scope scope(comm.transport().device());
+          device_array<double> device(std::vector<double>(33, comm.rank()));
+          std::vector<double> host(33, 10.0 + comm.rank());
+          for (int round = 0; round < 5; ++round) {
+            auto first = neighbor_allreduce_nonblocking(comm, std::span(device), std::span(device),
+                                                        topology::ring(comm.size()));
+            auto second = allreduce_nonblocking(comm, std::span(host), std::span(host));
+            second.wait();
+            first.wait();
+          }
+          require_equal(device.data()[32], 0.5);
+          require_equal(host[32], 10.5);
+        }) == "");
+}
+
+TEST_CASE("a failure that NCCL reports later reaches the waiting call, on every rank",
+          "[nccl][errors]") {
+  for (const bool device : {false, true}) {
+    stand_in::all_memory_is_device(device);
+    std::atomic<int> told = 0;
+    const auto problem = run_nccl_ranks(
+        2,
+        [&](nccl_communicator& comm) {
+          barrier(comm);
+          if (comm.rank() == 0) stand_in::fail_communication(1, ncclSystemError);
+          std::vector<float> x(8, 1);
+          const auto text = require_throws<transport_error>([&] {
+            for (int i = 0; i < 20; ++i) neighbor_allreduce(comm, x, x, topology::ring(2));
+          });
+          require_contains(text, "NCCL error");
+          ++told;
+          // What comes later fails for the same reason.
+          require_contains(require_throws<transport_error>([&] { allreduce(comm, x, x); }),
+                           "the communicator was aborted");
+        },
+        {});
+    CHECK(problem == "");
+    CHECK(told == 2);
+  }
+  stand_in::all_memory_is_device(false);
+  stand_in::fail_communication(0, 0);
+}
+
+TEST_CASE("a rank that does not answer is a timeout_error, after which the memory is free",
+          "[nccl][errors]") {
+  for (const bool device : {false, true}) {
+    stand_in::all_memory_is_device(device);
+    const auto problem =
+        run_nccl_ranks(2,
+                       [](nccl_communicator& comm) {
+                         if (comm.rank() == 1) {
+                           std::this_thread::sleep_for(600ms);
+                           return;
+                         }
+                         auto x = std::make_unique<std::vector<float>>(1000, 1.0F);
+                         require_throws<timeout_error>([&] { pair_gossip(comm, *x, *x, 1); });
+                         x.reset();
+                       },
+                       {.timeout = 200ms});
+    CHECK(problem == "");
+  }
+  stand_in::all_memory_is_device(false);
+}
+
+TEST_CASE("a rank that is missing at the start is a timeout_error that says so",
+          "[nccl][bootstrap]") {
+  const nccl::meeting alone{
+      .rank = 0, .size = 2, .words = std::make_shared<nccl::local_board>(), .timeout = 50ms};
+  CHECK_THROWS_WITH(nccl_backend(alone), ContainsSubstring("rank 1 did not come in time"));
+  CHECK(stand_in::broken_rules() == "");
+}
+
+TEST_CASE("two ranks on one device are refused with their numbers, unless that is allowed",
+          "[nccl][bootstrap]") {
+  const environment local("LOCAL_RANK", "3");
+  const auto body = [](nccl_communicator&) {};
+  const auto refused = run_nccl_ranks(3, body, {});
+  CHECK_THAT(refused, ContainsSubstring("ranks 0 and 1 use the same device"));
+  CHECK_THAT(refused, ContainsSubstring("GPU-03"));
+  CHECK_THAT(refused, ContainsSubstring("BLUEFOG_ALLOW_SHARED_DEVICE=1"));
+  const environment allowed("BLUEFOG_ALLOW_SHARED_DEVICE", "1");
+  CHECK_THAT(run_nccl_ranks(3, body, {.timeout = 1s}), ContainsSubstring("NCCL error"));
+  CHECK(stand_in::broken_rules() == "");
+}
+
+TEST_CASE("more ranks on a host than devices are refused on every rank", "[nccl][bootstrap]") {
+  const auto refused = run_nccl_ranks(stand_in::devices + 1, [](nccl_communicator&) {}, {});
+  CHECK_THAT(refused, ContainsSubstring("only 16 are visible"));
+  CHECK(std::count(refused.begin(), refused.end(), '\n') == stand_in::devices + 1);
+}
+
+TEST_CASE("communicators made from one another, and many in turn, leave nothing behind",
+          "[nccl][lifetime]") {
+  const int before = stand_in::living_objects();
+  for (int round = 0; round < 20; ++round)
+    CHECK(run_nccl_ranks(3,
+                         [](nccl_communicator& comm) {
+                           auto parts = comm.split(comm.rank() % 2);
+                           auto copy = parts.duplicate();
+                           std::vector<float> x(5, 1);
+                           auto pending = allreduce_nonblocking(copy, x, x);
+                           allreduce(comm, x, x);
+                           pending.wait();
+                         },
+                         {}) == "");
+  CHECK(stand_in::living_objects() == before);
+}
+
+TEST_CASE("an exception on one rank ends the others' operations too", "[nccl][errors]") {
+  const auto problem =
+      run_nccl_ranks(3,
+                     [](nccl_communicator& comm) {
+                       if (comm.rank() == 1) throw rank_failure("planned");
+                       std::vector<float> x(5, 1);
+                       require_throws<transport_error>([&] { allreduce(comm, x, x); });
+                     },
+                     {});
+  CHECK(problem == "planned\n");
+}
+
+TEST_CASE("two threads may use one communicator's requests and errors at once", "[nccl][threads]") {
+  CHECK(on_two_ranks([](nccl_communicator& comm) {
+          auto other = comm.duplicate();
+          std::jthread beside([&] {
+            std::vector<float> y(50, 1);
+            for (int i = 0; i < 30; ++i) allreduce(other, y, y);
+          });
+          std::vector<float> x(50, 1);
+          for (int i = 0; i < 30; ++i) {
+            auto started = neighbor_allreduce_nonblocking(comm, x, x, topology::ring(2));
+            while (!started.ready()) std::this_thread::yield();
+            started.wait();
+          }
+        }) == "");
+}

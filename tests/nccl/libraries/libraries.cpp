@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// With the real CUDA runtime, NVRTC and NCCL, on machines with and without a GPU.
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <unistd.h>
+
+#include <bluefog/collective.hpp>
+#include <bluefog/nccl.hpp>
+#include <bluefog/thread.hpp>
+
+#include "support/catch.hpp"
+
+using namespace bluefog;
+using namespace std::chrono_literals;
+using bluefog_test::ContainsSubstring;
+
+TEST_CASE("NVRTC makes machine code of the kernels, and needs no device for it",
+          "[nccl][kernels]") {
+  CHECK(!nccl::compile_kernels(90).empty());
+  CHECK_THROWS_AS(nccl::compile_kernels(1), transport_error);
+}
+
+TEST_CASE("without a device the backend is refused by name", "[nccl][bootstrap]") {
+  if (nccl::library::device_count() > 0) return;
+  const nccl::meeting alone{.words = std::make_shared<nccl::local_board>()};
+  CHECK_THROWS_WITH(nccl_backend(alone), ContainsSubstring("no CUDA device is visible"));
+}
+
+TEST_CASE("a failed call says which it was, with code and text", "[nccl][errors]") {
+  CHECK_THROWS_WITH(
+      nccl::check(cudaErrorInvalidValue, "cudaMalloc"),
+      ContainsSubstring("cudaMalloc failed with CUDA error 1 (cudaErrorInvalidValue): "));
+  try {
+    nccl::check(ncclInvalidArgument, "ncclSend");
+    FAIL("nothing was thrown");
+  } catch (const transport_error& problem) {
+    CHECK(problem.code() == ncclInvalidArgument);
+    CHECK_THAT(problem.what(), ContainsSubstring("ncclSend failed with NCCL error 4: "));
+  }
+  nccl::check(ncclInProgress, "ncclGroupEnd");
+}
+
+TEST_CASE("a variable that the launcher does not set is named", "[nccl][bootstrap]") {
+  unsetenv("RANK");
+  unsetenv("WORLD_SIZE");
+  CHECK_THROWS_WITH(nccl::meet_by_environment(), ContainsSubstring("lacks WORLD_SIZE"));
+  setenv("WORLD_SIZE", "2", 1);
+  CHECK_THROWS_WITH(nccl::meet_by_environment(), ContainsSubstring("lacks RANK"));
+  setenv("RANK", "2", 1);
+  CHECK_THROWS_WITH(nccl::meet_by_environment(),
+                    ContainsSubstring("RANK must be an integer in [0, 1], got \"2\""));
+  setenv("RANK", "0", 1);
+  CHECK_THROWS_WITH(nccl::meet_by_environment(), ContainsSubstring("lacks MASTER_PORT"));
+  unsetenv("RANK");
+  unsetenv("WORLD_SIZE");
+}
+
+namespace {
+
+/// Writes and reads on a board as each of `size` ranks, which `meet(rank)` brings together.
+template <class Meet>
+void speak(int size, Meet meet) {
+  std::vector<std::string> heard(static_cast<std::size_t>(size));
+  {
+    std::vector<std::jthread> ranks;
+    for (int rank = 0; rank < size; ++rank)
+      ranks.emplace_back([&, rank] {
+        std::string& text = heard[static_cast<std::size_t>(rank)];
+        try {
+          nccl::meeting here = meet(rank);
+          here.timeout = 20s;
+          for (const auto& each :
+               nccl::detail::gather_words(here, "greetings", "rank " + std::to_string(here.rank)))
+            text += each + ";";
+          // Rank 0, who keeps the board, leaves last.
+          static_cast<void>(nccl::detail::gather_words(here, "farewell", ""));
+          if (here.rank == 0) std::this_thread::sleep_for(200ms);
+        } catch (const std::exception& problem) {
+          text = problem.what();
+        }
+      });
+  }
+  std::string all;
+  for (int rank = 0; rank < size; ++rank) all += "rank " + std::to_string(rank) + ";";
+  for (const std::string& each : heard) CHECK(each == all);
+}
+
+}  // namespace
+
+TEST_CASE("ranks meet by way of a file", "[nccl][bootstrap]") {
+  const auto file =
+      std::filesystem::temp_directory_path() / ("bluefog_meeting_" + std::to_string(getpid()));
+  speak(4, [&](int rank) { return nccl::meet_by_file(file, rank, 4); });
+  std::filesystem::remove(file);
+  CHECK_THROWS_WITH(nccl::meet_by_file("/nonexistent/folder/file", 0, 2),
+                    ContainsSubstring("rank 0 cannot write"));
+  CHECK_THROWS_WITH(nccl::meet_by_file(file, 2, 2), ContainsSubstring("must be in [0, 2), got 2"));
+}
+
+TEST_CASE("ranks meet by way of another communicator", "[nccl][bootstrap]") {
+  run_threads(3, [](communicator<thread_backend>& comm) {
+    nccl::meeting here = nccl::meet_over(comm);
+    const auto all = nccl::detail::gather_words(here, "names", std::to_string(comm.rank()));
+    if (all != std::vector<std::string>{"0", "1", "2"}) throw error("ranks heard something else");
+    barrier(comm);
+  });
+}
+
+TEST_CASE("rank 0 that does not come is a timeout_error", "[nccl][bootstrap]") {
+  setenv("BLUEFOG_TIMEOUT", "0.1", 1);
+  CHECK_THROWS_AS(nccl::meet_by_file("/tmp/bluefog_nobody_wrote_this", 1, 2), timeout_error);
+  unsetenv("BLUEFOG_TIMEOUT");
+}
+
+TEST_CASE("whoever speaks otherwise to the board is not answered, and holds up nobody",
+          "[nccl][bootstrap]") {
+  auto server = std::make_unique<nccl::board_server>(std::uint16_t{0});
+  const auto stranger = nccl::connect_to("127.0.0.1", server->port());
+  REQUIRE(stranger);
+  CHECK(nccl::send_all(*stranger, "GET / HTTP/1.1\r\n\r\n"));
+  CHECK_FALSE(nccl::receive_framed(*stranger));
+  const auto board = nccl::detail::open_board(std::move(server));
+  board->put("key", "value = anything");
+  CHECK(board->look("key") == "value = anything");
+  CHECK(board->look("no key") == std::nullopt);
+  CHECK_THROWS_AS(board->wait("no key", std::chrono::steady_clock::now(), "nobody"), timeout_error);
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's CUDA source as host code: what CUDA C++ has and C++ lacks is defined here.
+#include "support/nccl_stand_in/kernels.hpp"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+namespace {
+
+struct dimensions {
+  unsigned x = 0;
+};
+thread_local dimensions blockIdx;
+thread_local dimensions threadIdx;
+constexpr dimensions gridDim{2};
+constexpr dimensions blockDim{3};
+
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline unsigned __float_as_uint(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+#define __device__
+#define __global__
+#define __align__(bytes) alignas(bytes)
+namespace source {
+using ::fma;
+using ::fmaf;
+#include "kernel_source.inc"
+}  // namespace source
+#undef __device__
+#undef __global__
+#undef __align__
+
+template <class Arguments, void (*Kernel)(Arguments)>
+void call(const void* arguments) {
+  Arguments copy;
+  std::memcpy(&copy, arguments, sizeof copy);
+  Kernel(copy);
+}
+
+constexpr bluefog_test::stand_in::host_kernel table[] = {
+    {"bluefog_mix", sizeof(source::mix_arguments),
+     call<source::mix_arguments, source::bluefog_mix>},
+    {"bluefog_reduce", sizeof(source::reduce_arguments),
+     call<source::reduce_arguments, source::bluefog_reduce>},
+    {"bluefog_convert", sizeof(source::convert_arguments),
+     call<source::convert_arguments, source::bluefog_convert>},
+};
+
+}  // namespace
+
+namespace bluefog_test::stand_in {
+
+const host_kernel* find_kernel(const char* name) {
+  for (const host_kernel& each : table)
+    if (std::string_view(name) == each.name) return &each;
+  return nullptr;
+}
+
+void run_kernel(const host_kernel& it, const void* arguments) {
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+    for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x) it.run(arguments);
+}
+
+}  // namespace bluefog_test::stand_in

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+/// A test double of the functions of CUDA's runtime, NVRTC and NCCL that the library uses.
+///
+/// Devices are numbers, their memory is the host's, a stream is a thread that does what it is given
+/// in order, and ranks are threads of one process. It takes the place of the real libraries when a
+/// test is linked, so the backend's own code runs without a GPU and under the sanitizers. It checks
+/// the rules that a GPU would not: see `broken_rules`. How long something takes here means nothing.
+namespace bluefog_test::stand_in {
+
+inline constexpr int devices = 16;
+
+/// Notes that a rule of CUDA or NCCL was broken.
+void broke(const std::string& rule);
+/// \return the rules broken since this was last asked, one a line.
+[[nodiscard]] std::string broken_rules();
+
+/// Whether memory that nobody asked CUDA for counts as the device's: then the arrays of a test do.
+void all_memory_is_device(bool yes);
+
+/// From now on the `nth` communication of any rank, counted from 1, fails by itself with `code`, an
+/// `ncclResult_t`; 0: none does.
+void fail_communication(int nth, int code);
+/// \return whether this communication is the one that fails, and with what.
+[[nodiscard]] int failing_code();
+
+/// \return how many streams, events, allocations and communicators there are now.
+[[nodiscard]] int living_objects();
+void count_object(int change);
+
+/// A stream's thread.
+class stream {
+ public:
+  explicit stream(int device);
+  stream(const stream&) = delete;
+  stream& operator=(const stream&) = delete;
+  ~stream();
+
+  void give(std::function<void()> work);
+  [[nodiscard]] bool idle();
+  [[nodiscard]] int device() const { return device_; }
+
+  /// How many communications have been submitted for this stream that it has not been given yet.
+  std::atomic<int> launching = 0;
+
+ private:
+  void run();
+
+  int device_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  bool busy_ = false;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+/// \return the stream behind a handle, null if there is none, which is a broken rule.
+[[nodiscard]] std::shared_ptr<stream> stream_of(void* handle, const char* call);
+/// \return the calling thread's device.
+[[nodiscard]] int current_device();
+
+}  // namespace bluefog_test::stand_in
