@@ -99,13 +99,12 @@ class decentlam : public detail::exact_method<Inner, Backend, Topology> {
       if (group.weight_decay() != 0)
         target.sub_(arena.tensor(i), group.lr() * group.weight_decay());
     });
-    const auto gradients = this->mixed(adapted, this->links(this->round()));
+    const auto gradients = this->differences(adapted, this->round());
     this->template for_each_parameter<options>([&](std::size_t i, const options& group) {
-      const at::Tensor target = flat.part(gradients, i);
-      target.sub_(arena.tensor(i)).div_(-group.lr());
-      if (group.weight_decay() != 0) target.sub_(arena.tensor(i), group.weight_decay());
+      const at::Tensor target = flat.part(gradients, i).div_(-group.lr());
+      if (const at::Tensor own = this->gradient(i); own.defined()) target.add_(own);
     });
-    this->step_with(this->parts(gradients));
+    this->step_with(this->parts(gradients));  // which adds the weight decay
     this->end_step();
     return loss;
   }

@@ -15,7 +15,6 @@
 #include <bluefog/optim/flat_parameters.hpp>
 #include <bluefog/optim/parameters.hpp>
 #include <bluefog/topology/concepts.hpp>
-#include <bluefog/topology/neighborhood.hpp>
 
 namespace bluefog::optim {
 
@@ -74,16 +73,11 @@ class exact_diffusion : public detail::exact_method<Inner, Backend, Topology> {
     const c10::AutoGradMode no_grad(false);
     Inner::step();
     const auto& flat = this->flat();
-    const auto& adapted = flat.values();
-    auto corrected = flat.copy(flat.kept());
-    for (std::size_t block = 0; block < corrected.size(); ++block)
-      corrected[block].add_(adapted[block]);
-    const neighborhood links = this->links(this->round());
-    const auto next =
-        this->mixed(corrected, weights_ == mixing_weights::lazy ? detail::lazy(links) : links);
-    for (std::size_t block = 0; block < next.size(); ++block)
-      flat.kept()[block].copy_(next[block]).sub_(adapted[block]);
-    flat.assign(next);
+    const auto corrected = flat.copy(flat.values());
+    flat.add(corrected, flat.kept());
+    const double share = weights_ == mixing_weights::lazy ? 0.5 : 1;
+    flat.add(flat.kept(), this->differences(corrected, this->round()), share);
+    flat.move(flat.kept());
     this->end_step();
     return loss;
   }

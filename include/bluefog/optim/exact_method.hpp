@@ -5,14 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
@@ -20,13 +21,16 @@
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
+#include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/neighbor/allreduce.hpp>
+#include <bluefog/neighbor/mixing.hpp>
 #include <bluefog/optim/agreement.hpp>
 #include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/flat_parameters.hpp>
 #include <bluefog/optim/mixer.hpp>
 #include <bluefog/optim/parameters.hpp>
-#include <bluefog/tensor/neighbor_allreduce.hpp>
+#include <bluefog/tensor/dtype.hpp>
 #include <bluefog/topology/concepts.hpp>
 #include <bluefog/topology/neighborhood.hpp>
 #include <bluefog/topology/neighborhood_of.hpp>
@@ -39,13 +43,6 @@ template <class T>
 concept plain_descent = steppable<T> && std::derived_from<T, torch::optim::SGD>;
 
 namespace detail {
-
-/// \return the links of \f$ (I + W) / 2 \f$, where `links` are those of W.
-[[nodiscard]] inline neighborhood lazy(neighborhood links) {
-  links.self_weight = (1 + links.self_weight) / 2;
-  for (edge& source : links.sources) source.weight /= 2;
-  return links;
-}
 
 /// Whether a method remembers a vector from step to step.
 enum class memory : std::uint8_t { none, correction };
@@ -164,17 +161,31 @@ class exact_method : public Inner, public communicating_optimizer {
     }
   }
 
-  /// \return whom this rank averages with in a round.
-  [[nodiscard]] neighborhood links(std::int64_t round) const {
-    if constexpr (topology::graph<Topology>)
-      return topology::neighborhood_of(topology_, comm_->rank());
-    else
-      return topology_.rounds(comm_->rank())[static_cast<std::ptrdiff_t>(round)];
-  }
-  /// Averages with the neighbours. \return the results; `values` stay as they are.
-  [[nodiscard]] flat_tensors mixed(const flat_tensors& values, const neighborhood& links) const {
-    if (values.empty()) return {};
-    return neighbor_allreduce(*comm_, std::span<const at::Tensor>(values), links, {});
+  /// What averaging over the graph of `round` adds to `values`: \f$ \sum_j W_{ji} (v_j - v_i) \f$.
+  ///
+  /// Computed from the differences, not from the average: two ranks get opposite numbers along an
+  /// edge, so what is summed up from step to step keeps its sum of zero, however long it goes on.
+  [[nodiscard]] flat_tensors differences(const flat_tensors& values, std::int64_t round) const {
+    const neighborhood around = links(round);
+    flat_tensors result;
+    for (const at::Tensor& own : values) {
+      const mutable_buffer buffer{static_cast<std::byte*>(own.data_ptr()), own.numel(),
+                                  dtype_from(own.scalar_type(), method_)};
+      const auto arrived = std::make_shared<bluefog::detail::arrivals>();
+      comm_->run(bluefog::detail::check_mix(*comm_, method_, buffer, buffer, around, {}),
+                 [&](auto context) {
+                   return bluefog::detail::fetch_task(context, buffer.data,
+                                                      bluefog::detail::packed_layout(buffer),
+                                                      around, arrived, own);
+                 });
+      at::Tensor sum = at::zeros_like(own);
+      for (std::size_t j = 0; j < arrived->size(); ++j) {
+        const at::Tensor theirs = at::from_blob((*arrived)[j].data(), own.sizes(), own.options());
+        sum.add_(theirs.sub_(own), around.sources[j].weight);
+      }
+      result.push_back(std::move(sum));
+    }
+    return result;
   }
 
   /// What the method remembers of `parameter`, a copy. \throws usage_error if it does not learn.
@@ -186,6 +197,13 @@ class exact_method : public Inner, public communicating_optimizer {
   }
 
  private:
+  /// \return whom this rank averages with in a round.
+  [[nodiscard]] neighborhood links(std::int64_t round) const {
+    if constexpr (topology::graph<Topology>)
+      return topology::neighborhood_of(topology_, comm_->rank());
+    else
+      return topology_.rounds(comm_->rank())[static_cast<std::ptrdiff_t>(round)];
+  }
   void refresh() { flat_.refresh(this->param_groups()); }
   [[nodiscard]] static std::string key(std::size_t block) {
     return concat("bluefog_correction_", block);

@@ -58,15 +58,11 @@ class extra : public detail::exact_method<Inner, Backend, Topology> {
     at::Tensor loss = this->begin_step(closure);
     const c10::AutoGradMode no_grad(false);
     const auto& flat = this->flat();
-    const auto towards = this->mixed(flat.values(), this->links(this->round()));
-    for (std::size_t block = 0; block < towards.size(); ++block)
-      towards[block].sub_(flat.values()[block]);
+    const auto change = this->differences(flat.values(), this->round());
     Inner::step();
-    for (std::size_t block = 0; block < towards.size(); ++block) {
-      flat.values()[block].add_(towards[block]).add_(flat.kept()[block]);
-      flat.kept()[block].add_(towards[block], 0.5);
-    }
-    flat.changed();
+    flat.move(flat.kept());
+    flat.move(change);
+    flat.add(flat.kept(), change, 0.5);
     this->end_step();
     return loss;
   }

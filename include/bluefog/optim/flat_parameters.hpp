@@ -63,9 +63,9 @@ class flat_parameters {
     return part_of_tensor(flat[place.block], place.begin, parameter.sizes(), parameter.strides());
   }
 
-  /// Overwrites the parameters.
-  void assign(const flat_tensors& next) const {
-    for (std::size_t block = 0; block < next.size(); ++block) values_[block].copy_(next[block]);
+  /// Moves the parameters by `change`.
+  void move(const flat_tensors& change) const {
+    add(values_, change);
     changed();
   }
   /// Tells autograd that the parameters have been written to.
@@ -74,6 +74,11 @@ class flat_parameters {
       arena_.tensor(i).unsafeGetTensorImpl()->bump_version();
   }
 
+  /// Adds to each vector of `target` its counterpart, times a factor.
+  static void add(const flat_tensors& target, const flat_tensors& change, double factor = 1) {
+    for (std::size_t block = 0; block < target.size(); ++block)
+      target[block].add_(change[block], factor);
+  }
   /// \return a copy of `flat`.
   [[nodiscard]] static flat_tensors copy(const flat_tensors& flat) {
     flat_tensors result;

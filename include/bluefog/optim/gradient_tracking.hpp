@@ -67,15 +67,15 @@ class gradient_tracking : public detail::exact_method<Inner, Backend, Topology> 
     at::Tensor loss = this->begin_step(closure);
     const c10::AutoGradMode no_grad(false);
     const auto& flat = this->flat();
-    auto trackers = flat.copy(flat.kept());
-    add_gradients(trackers, 1);
-    if (this->round() > 0) trackers = this->mixed(trackers, this->links(this->round() - 1));
-    for (std::size_t block = 0; block < trackers.size(); ++block)
-      flat.kept()[block].copy_(trackers[block]);
-    add_gradients(flat.kept(), -1);
-
+    const auto trackers = flat.copy(flat.kept());
+    add_gradients(trackers);
+    if (this->round() > 0) {
+      const auto change = this->differences(trackers, this->round() - 1);
+      flat.add(trackers, change);
+      flat.add(flat.kept(), change);  // trackers without gradients
+    }
     this->step_with(this->parts(trackers));
-    flat.assign(this->mixed(flat.values(), this->links(this->round())));
+    flat.move(this->differences(flat.values(), this->round()));
     this->end_step();
     return loss;
   }
@@ -89,10 +89,10 @@ class gradient_tracking : public detail::exact_method<Inner, Backend, Topology> 
  private:
   static constexpr auto name = "gradient_tracking";
 
-  void add_gradients(const detail::flat_tensors& target, double factor) const {
+  void add_gradients(const detail::flat_tensors& target) const {
     for (std::size_t i = 0; i < this->flat().arena().size(); ++i)
       if (const at::Tensor own = this->gradient(i); own.defined())
-        this->flat().part(target, i).add_(own, factor);
+        this->flat().part(target, i).add_(own);
   }
 
   [[nodiscard]] static Topology checked(Topology topology) {

@@ -76,18 +76,16 @@ class quasi_global_momentum : public detail::exact_method<Inner, Backend, Topolo
     const auto& flat = this->flat();
     const auto& arena = flat.arena();
     const auto momenta = copy_of_momenta();
-    const auto before = flat.copy(flat.values());
     this->step_with(full_gradients());
-    const auto next = this->mixed(flat.values(), this->links(this->round()));
+    const auto change = this->differences(flat.values(), this->round());
     this->template for_each_parameter<group_options>(
         [&](std::size_t i, const group_options& group) {
           if (group.momentum() == 0) return;
-          at::Tensor buffer = buffer_of(arena.tensor(i));
-          buffer.copy_(flat.part(before, i)).sub_(flat.part(next, i));
-          buffer.mul_((1 - group.momentum()) / group.lr());
+          const at::Tensor buffer = buffer_of(arena.tensor(i));  // what the step went along
+          buffer.sub_(flat.part(change, i), 1 / group.lr()).mul_(1 - group.momentum());
           if (momenta[i].defined()) buffer.add_(momenta[i], group.momentum());
         });
-    flat.assign(next);
+    flat.move(change);
     this->end_step();
     return loss;
   }
