@@ -87,7 +87,7 @@ EXCUSED_PLACES = {
     ("nccl/handle.hpp", "cudaEventQuery"): "not ready is no failure; the rest is checked",
     ("nccl/handle.hpp", "cudaSetDevice"): "one in a destructor, which does not throw",
     ("nccl/library.hpp", "cudaGetDeviceCount"): "without a driver there are none",
-    ("nccl/operation.hpp", "cudaStreamQuery"): "after an abort only whether it still works counts",
+    ("nccl/connection.hpp", "cudaStreamQuery"): "after an abort only whether it still works counts",
 }
 
 MAX_LINES = 300

@@ -23,14 +23,17 @@ namespace bluefog {
 /// their tags. Everything that is done with device memory happens in the order of the calls, after
 /// what the program had given the device before it called the operation: `called()` marks that
 /// moment, `follow` puts later work behind it. An exchange of device memory alone may be ready
-/// before it is over; `finished()` gives an operation that is complete once all work so far is.
+/// before it is over, unless it says `for_host`; `finished()` gives an operation that is complete
+/// once all work so far is.
 /// `scratch` gives temporary device memory, used in that same order.
 template <class B>
 concept device_backend =
     backend<B> &&
     requires(B& transport, const B& view, const void* data, std::size_t bytes, mutable_buffer out,
              const_buffer in, double weight, std::span<const kernel::weighted_input> weighted,
-             std::span<const const_buffer> inputs, reduce_op op, int divisor) {
+             std::span<const const_buffer> inputs, reduce_op op, int divisor, message_tag tag,
+             bool for_host) {
+      { transport.exchange(tag, for_host) } -> exchange_of<typename B::operation_type>;
       { view.on_device(data) } -> std::same_as<bool>;
       { transport.scratch(bytes) } -> std::same_as<scratch_pool::block>;
       { transport.called() } -> std::movable;

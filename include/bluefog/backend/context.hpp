@@ -23,7 +23,7 @@ template <backend Backend>
 class counted_exchange {
  public:
   counted_exchange(Backend& transport, message_tag tag, traffic& counters, traffic_kind kind)
-      : native_(transport.exchange(tag)), counters_(&counters), kind_(kind) {}
+      : native_(begin(transport, tag, kind)), counters_(&counters), kind_(kind) {}
 
   void send(const_buffer in, int peer) {
     native_.send(in, peer);
@@ -41,7 +41,17 @@ class counted_exchange {
   }
 
  private:
-  decltype(std::declval<Backend&>().exchange(message_tag{})) native_;
+  using native_type = decltype(std::declval<Backend&>().exchange(message_tag{}));
+
+  // What the library says to itself, the host reads.
+  [[nodiscard]] static native_type begin(Backend& transport, message_tag tag, traffic_kind kind) {
+    if constexpr (device_backend<Backend>)
+      return transport.exchange(tag, kind == traffic_kind::control);
+    else
+      return transport.exchange(tag);
+  }
+
+  native_type native_;
   traffic* counters_;
   traffic_kind kind_;
   std::int64_t bytes_ = 0;

@@ -94,7 +94,11 @@ class nccl_backend {
   /// Names the stream on which the program makes what it communicates; at first the default stream.
   void caller_stream(cudaStream_t stream) noexcept { caller_ = stream; }
 
-  [[nodiscard]] nccl::exchange exchange(message_tag) { return nccl::exchange(connection_); }
+  /// \param for_host  whether the host reads the messages as soon as the operation is complete.
+  [[nodiscard]] nccl::exchange exchange(message_tag, bool for_host = false) {
+    using end = nccl::operation::end;
+    return {connection_, for_host ? end::over : end::launched};
+  }
 
   [[nodiscard]] bool reduces(reduce_op op, dtype type) const noexcept {
     return nccl::native(op, type).has_value();

@@ -92,7 +92,8 @@ class connection {
     return state != ncclInProgress;
   }
 
-  /// Aborts, unless that has been done. What was on its way no longer touches any memory.
+  /// Aborts, unless that has been done, and waits, for a second at most, until the stream has done
+  /// what is left: from then on nothing touches the memory of any operation.
   void abort(std::string_view reason) noexcept {
     if (is_aborted()) return;
     const auto ending = std::exchange(group_, nullptr);
@@ -101,6 +102,13 @@ class connection {
     } catch (...) {  // no memory for the reason; the abort matters more
     }
     static_cast<void>(ncclCommAbort(ending));
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    while (is_working() && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  /// \return whether the stream still has something to do.
+  [[nodiscard]] bool is_working() const noexcept {
+    return cudaStreamQuery(stream()) == cudaErrorNotReady;
   }
 
   /// Makes what the stream is given from now on wait for `event`.
@@ -114,21 +122,29 @@ class connection {
 
  private:
   void close() noexcept {
-    if (is_aborted()) return;
     try {
       const auto inside = enter();
+      if (is_aborted()) return;
+      if (!finished()) abort("it was closed");
+    } catch (...) {  // the device is gone
+    }
+  }
+
+  // Ends the communicator in peace. \return whether that was possible.
+  [[nodiscard]] bool finished() noexcept {
+    try {
       constexpr auto patience = std::chrono::seconds(5);
       const auto deadline = std::chrono::steady_clock::now() + patience;
       check(ncclCommFinalize(group_), "ncclCommFinalize", group_);
-      while (!has_launched() && std::chrono::steady_clock::now() < deadline)
+      while (!has_launched()) {
+        if (std::chrono::steady_clock::now() >= deadline) return false;
         std::this_thread::sleep_for(std::chrono::microseconds(50));
-      if (has_launched()) {
-        const auto ending = std::exchange(group_, nullptr);
-        check(ncclCommDestroy(ending), "ncclCommDestroy");
       }
-    } catch (...) {  // then it is aborted
+      check(ncclCommDestroy(std::exchange(group_, nullptr)), "ncclCommDestroy");
+      return true;
+    } catch (...) {
+      return false;
     }
-    abort("it was closed");
   }
 
   std::recursive_mutex mutex_;

@@ -25,7 +25,9 @@ namespace bluefog::nccl {
 /// since NCCL has none.
 class exchange {
  public:
-  explicit exchange(std::shared_ptr<connection> on) noexcept : connection_(std::move(on)) {}
+  /// \param wanted  when the operation is complete, if all memory is the device's.
+  exchange(std::shared_ptr<connection> on, operation::end wanted) noexcept
+      : connection_(std::move(on)), wanted_(wanted) {}
 
   void send(const_buffer in, int peer) {
     const bool direct = in.count > 0 && library::on_device(in.data);
@@ -47,7 +49,7 @@ class exchange {
 
   [[nodiscard]] operation submit() && {
     if (messages_.empty()) return {};
-    operation started(connection_, operation::end::launched);
+    operation started(connection_, wanted_);
     started.start(std::move(host_), [this](staging& host) { give(host); });
     return started;
   }
@@ -82,6 +84,7 @@ class exchange {
   }
 
   std::shared_ptr<connection> connection_;
+  operation::end wanted_;
   staging host_;
   std::vector<message> messages_;
 };

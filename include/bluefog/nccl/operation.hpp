@@ -76,8 +76,7 @@ class operation {
       fail();
     }
     // What an abort leaves on the stream, it leaves to end by itself.
-    if (connection_->is_aborted() && cudaStreamQuery(connection_->stream()) == cudaErrorNotReady)
-      return false;
+    if (connection_->is_aborted() && connection_->is_working()) return false;
     active_ = false;
     host_.release();
     if (failure_ && !abandoned_) std::rethrow_exception(std::exchange(failure_, nullptr));
