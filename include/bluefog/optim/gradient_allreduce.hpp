@@ -31,7 +31,7 @@ namespace bluefog::optim {
 /// `step()`. *Is* the user's optimizer, with its state. With `backward_passes_per_step` = J the sum
 /// of J backwards is reduced once. A window that contains a local step ends by averaging parameters
 /// instead; from then on momenta may differ over ranks, so later windows average parameters as
-/// well, until `broadcast_from` or `join` makes replicas equal. They are equal after every step
+/// well, until `broadcast_from` makes replicas equal. They are equal after every step
 /// that communicates. Construction and steps that communicate are collective.
 ///
 /// Parameters may be added, frozen and unfrozen on all ranks alike; where ranks differ in that, the
