@@ -51,9 +51,10 @@ class parameter_arena {
     for (const auto& [name, tensor] : parameters) {
       if (tensor.numel() != 0) {
         const auto [other, alone] = memory.emplace(tensor.data_ptr(), slots_.size());
-        expects(alone, "parameter_arena: parameters \"", slots_[other->second].name, "\" and \"",
-                name,
-                "\" are two tensors over one memory; to tie weights, register one tensor twice");
+        if (!alone)
+          throw usage_error(concat(
+              "parameter_arena: parameters \"", slots_[other->second].name, "\" and \"", name,
+              "\" are two tensors over one memory; to tie weights, register one tensor twice"));
       }
       places_.emplace(tensor.unsafeGetTensorImpl(), slots_.size());
       auto& target = block_for(tensor);
