@@ -133,9 +133,9 @@ class averaging final : public gradient_listener {
     if (!inside_) return false;
     const c10::AutoGradMode no_grad(false);
     counter().reset();
-    auto ending = std::move(inside_);
+    auto ending = std::move(*inside_);
     inside_.reset();
-    ending->finish();
+    ending.finish();
     unpack_buffers();
     if (mixer_.started()) note_versions();
     return true;
