@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <string_view>
 #include <vector>
 
 #include <bluefog/bluefog.hpp>
@@ -48,6 +50,16 @@ int main() {
   const at::Tensor mean = bluefog::allreduce(comm, at::full({2, 2}, comm.rank(), at::kFloat));
   require(mean.allclose(at::full({2, 2}, (comm.size() - 1) / 2.0, at::kFloat)), "so for tensors");
   if (speaks) std::puts("with torch");
+#endif
+#if BLUEFOG_HAS_NCCL
+  try {
+    const bluefog::nccl_backend alone({.words = std::make_shared<bluefog::nccl::local_board>()});
+    require(alone.size() == 1, "a rank alone is one rank");
+  } catch (const bluefog::usage_error& problem) {  // as on most machines
+    require(std::string_view(problem.what()).find("device") != std::string_view::npos,
+            "without a device it says so");
+  }
+  if (speaks) std::puts("with nccl");
 #endif
   if (speaks) std::puts("bluefog works");
 }

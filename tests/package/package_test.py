@@ -22,6 +22,7 @@ def parse():
     parser.add_argument("--mpi-compiler", default="")
     parser.add_argument("--mpiexec", default="")
     parser.add_argument("--torch", default="", help="the libtorch folder of this build")
+    parser.add_argument("--nccl", action="store_true", help="this build has NCCL")
     return parser.parse_args()
 
 
@@ -54,11 +55,13 @@ def configure(source, build, *options):
 
 def with_or_without(torch=None):
     torch = A.torch if torch is None else torch
-    options = [f"-DBLUEFOG_WITH_MPI={'ON' if A.mpi_compiler else 'OFF'}", f"-DBLUEFOG_WITH_TORCH={'ON' if torch else 'OFF'}"]
+    options = [f"-DBLUEFOG_WITH_MPI={'ON' if A.mpi_compiler else 'OFF'}", f"-DBLUEFOG_WITH_TORCH={'ON' if torch else 'OFF'}",
+               f"-DBLUEFOG_WITH_NCCL={'ON' if A.nccl else 'OFF'}"]
     return options + ([f"-DTorch_DIR={torch}"] if torch else [])
 
 
-def build_and_run(build, torch):
+def build_and_run(build, torch, nccl=None):
+    nccl = A.nccl if nccl is None else nccl
     require(run(A.cmake, "--build", build).returncode == 0, "it builds")
     app = build / "app"
     commands = [[app]]
@@ -68,6 +71,7 @@ def build_and_run(build, torch):
         done = run(*command)
         require(done.returncode == 0 and done.stdout.count("bluefog works") == 1, "it runs, and rank 0 says so")
         require(("with torch" in done.stdout) == torch, "it has what this build has of torch")
+        require(("with nccl" in done.stdout) == nccl, "it has what this build has of NCCL")
 
 
 def install():
@@ -100,6 +104,12 @@ def components():
     done = configure(A.source / "tests/package/components", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}",
                      f"-DCONSUMER_MPI={'ON' if A.mpi_compiler else 'OFF'}")
     require(done.returncode == 0, "components are found one by one")
+    build_and_run(build, torch=False, nccl=False)
+    if not A.nccl:
+        return
+    done = configure(A.source / "tests/package/components", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}",
+                     f"-DCONSUMER_MPI={'ON' if A.mpi_compiler else 'OFF'}", "-DCONSUMER_NCCL=ON")
+    require(done.returncode == 0, "so is NCCL")
     build_and_run(build, torch=False)
 
 
@@ -141,6 +151,10 @@ def errors():
 
     text = refused(without_torch, "-DCONSUMER_COMPONENTS=torch")
     require("without its component 'torch'" in text, "a component that was left out is named")
+
+    if not A.nccl:
+        text = refused(whole, "-DCONSUMER_COMPONENTS=nccl")
+        require("without its component 'nccl'" in text, "NCCL that was left out is named")
 
     text = refused(whole, "-DCONSUMER_COMPONENTS=core", "-DCONSUMER_VERSION=0.2")
     require("0.1" in text and "0.2" in text, "another minor version does not fit")
