@@ -24,12 +24,12 @@ class staging {
 
   /// What `in` holds when the operation starts is on the device.
   [[nodiscard]] place outgoing(const_buffer in) {
-    pieces_.push_back({in.data, nullptr, grow(out_bytes_, in.bytes()), in.bytes()});
+    pieces_.push_back({in.data, nullptr, grow(out_bytes_, in.bytes()), in.bytes(), false});
     return pieces_.size() - 1;
   }
   /// What is on the device when the operation is over is in `out`.
   [[nodiscard]] place incoming(mutable_buffer out) {
-    pieces_.push_back({nullptr, out.data, grow(in_bytes_, out.bytes()), out.bytes()});
+    pieces_.push_back({nullptr, out.data, grow(in_bytes_, out.bytes()), out.bytes(), true});
     return pieces_.size() - 1;
   }
 
@@ -45,7 +45,7 @@ class staging {
   void to_device(connection& by) {
     if (out_bytes_ == 0) return;
     for (const piece& each : pieces_)
-      if (each.source != nullptr && each.bytes > 0)
+      if (!each.arrives && each.bytes > 0)
         std::memcpy(pinned_.data() + each.offset, each.source, each.bytes);
     check(cudaMemcpyAsync(device_.data(), pinned_.data(), out_bytes_, cudaMemcpyHostToDevice,
                           by.stream()),
@@ -62,7 +62,7 @@ class staging {
   /// Writes what has arrived to where it belongs.
   void hand_over() {
     for (const piece& each : pieces_)
-      if (each.target != nullptr && each.bytes > 0)
+      if (each.arrives && each.bytes > 0)
         std::memcpy(each.target, pinned_.data() + out_bytes_ + each.offset, each.bytes);
   }
 
@@ -75,7 +75,7 @@ class staging {
   /// \return the device memory of a piece, once acquired.
   [[nodiscard]] std::byte* at(place of) const {
     const piece& it = pieces_[of];
-    return device_.data() + it.offset + (it.target != nullptr ? out_bytes_ : 0);
+    return device_.data() + it.offset + (it.arrives ? out_bytes_ : 0);
   }
 
  private:
@@ -84,6 +84,7 @@ class staging {
     std::byte* target;
     std::size_t offset;
     std::size_t bytes;
+    bool arrives;
   };
 
   // Every piece gets at least one byte: an empty message travels too.
