@@ -9,7 +9,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -149,31 +148,28 @@ class operation {
 
   void receive(part& it) {
     int found = 0;
+    int bytes = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
     MPI_Status status{};
     const request_errors::scope returned;
-    if (const int code = MPI_Improbe(it.peer, native_tag_, group_, &found, &message, &status);
-        code != MPI_SUCCESS)
-      return fail(it, "MPI_Improbe", code);  // no longer awaited then
-    if (found == 0) return;
-    it.awaited = false;
-    --awaited_;
-    std::byte* target = it.target;
-    int bytes = it.bytes;
-    static_cast<void>(MPI_Get_count(&status, MPI_BYTE, &bytes));
-    if (bytes != it.bytes) {
-      try {
+    try {
+      check(MPI_Improbe(it.peer, native_tag_, group_, &found, &message, &status), "MPI_Improbe");
+      if (found == 0) return;
+      it.awaited = false;
+      --awaited_;
+      check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+      std::byte* target = it.target;
+      if (bytes != it.bytes) {
         it.scrap.resize(static_cast<std::size_t>(bytes));
         target = it.scrap.data();
+      }
+      check(MPI_Imrecv(target, bytes, MPI_BYTE, &message, &it.request), "MPI_Imrecv");
+      if (bytes != it.bytes)
         throw mismatch_error(
             concat("rank ", it.peer, " sent ", bytes, " bytes where this rank expects ", it.bytes));
-      } catch (...) {
-        fail(it.peer, std::current_exception());
-        if (it.scrap.empty()) return;
-      }
+    } catch (...) {
+      fail(it.peer, std::current_exception());
     }
-    const int code = MPI_Imrecv(target, bytes, MPI_BYTE, &message, &it.request);
-    if (code != MPI_SUCCESS) fail(it, "MPI_Imrecv", code);
   }
 
   // Tests one part; remembers the first failure. One at a time: any test makes progress for all,
@@ -185,17 +181,14 @@ class operation {
     const request_errors::scope returned;
     if (const int code = MPI_Test(&it.request, &done, MPI_STATUS_IGNORE); code != MPI_SUCCESS) {
       it.request = MPI_REQUEST_NULL;
-      fail(it, "MPI_Test", code);
+      const std::string with = it.peer == part::everybody ? "" : concat(", with rank ", it.peer);
+      fail(it.peer,
+           std::make_exception_ptr(transport_error(
+               concat("MPI_Test failed with MPI error ", code, ": ", error_text(code), with),
+               code)));
       return true;
     }
     return done != 0;
-  }
-
-  void fail(const part& it, std::string_view call, int code) {
-    const std::string with = it.peer == part::everybody ? "" : concat(", with rank ", it.peer);
-    fail(it.peer,
-         std::make_exception_ptr(transport_error(
-             concat(call, " failed with MPI error ", code, ": ", error_text(code), with), code)));
   }
 
   // What else was to come from this rank may never come, and is nobody's if it does.
