@@ -54,6 +54,7 @@ run engine_dispatch
 run neighbor_allreduce 2
 run allreduce_vs_averaging 2 4
 run gradient_bucket_allreduce 2 4
+run optimizer_cost 2 4 8
 if [ ${#chosen[@]} -eq 0 ] || [[ " ${chosen[*]} " == *" compile_cost "* ]]; then
   say "compile_cost"
   python3 "$root/benchmarks/compile_cost.py" --build "$build"
