@@ -262,7 +262,7 @@ RANKS_TEST("a window given up leaves no trace, whenever its communication began"
   }
 }
 
-RANKS_TEST("a backward that takes the step has to be followed by step()", "[optim][start]") {
+RANKS_TEST("a backward that takes the step has to be followed by what ends it", "[optim][start]") {
   mlp net = make_mlp(comm.rank());
   const auto wrap = [&](auto inner) {
     adapt_with_combine optimizer(std::move(inner), net, comm, {.start = start::inside_backward});
@@ -280,6 +280,13 @@ RANKS_TEST("a backward that takes the step has to be followed by step()", "[opti
                      "inside_backward");
     optimizer.step();
     train(optimizer, net, comm.rank(), 2);
+    optimizer.zero_grad();
+    loss_in_step(3)(net, comm.rank()).backward();
+    optimizer.flush();  // ends it, too
+    loss_in_step(4)(net, comm.rank()).backward();
+    optimizer.reset_passes();
+    train(optimizer, net, comm.rank(), 5);
+    require_equal(optimizer.passes_since_communication(), 0);
   }
   struct own_sgd : SGD {
     using SGD::SGD;

@@ -89,6 +89,7 @@ class averaging_optimizer : public Inner, public communicating_optimizer {
   void reset_passes() { shared_->cut(); }
   /// Averages the parameters now, whatever has been counted, and begins to count anew. Collective.
   void flush() {
+    shared_->end_inside();
     refresh();
     shared_->send_all();
     shared_->apply();
