@@ -37,8 +37,8 @@ namespace bluefog::amp {
 /// another,
 ///   and all leave it out or none; the averaging takes place in any case. In a local step each rank
 ///   decides for itself, and `update()` leaves the scale alone: what was found joins in the next
-///   step that communicates, so a window counts as one update and the scale is always the same
-///   on all ranks. On one rank every step decides.
+///   step that communicates, so a window counts as one update and the scale is always the same on
+///   all ranks. On one rank every step decides.
 /// - The first step that communicates compares the ranks' scales, as does the first one after
 ///   `gradient_allreduce::join()`, in which ranks may have updated at different times:
 ///   `scaler.load_state_dict(broadcast_object(comm, scaler.state_dict(), optimizer.join()))`.
