@@ -4,7 +4,8 @@
 #
 # nccl.libraries is linked with the real libraries: what happens without a device, and that NVRTC takes
 # the kernels. nccl is linked with a stand-in for them, see support/nccl_stand_in: the backend's own
-# code, and the shared tests of operations over it, with ranks that are threads.
+# code, and the shared tests of operations over it, with ranks that are threads. nccl.tensors is that
+# too, for tensors in host memory. Memory of a real device is left to gpu.sh.
 
 set(_bluefog_test_directory "${PROJECT_SOURCE_DIR}/tests")
 
@@ -24,24 +25,39 @@ string(REGEX REPLACE "\\)cuda\".*$" "" _bluefog_text "${_bluefog_text}")
 file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/generated/kernel_source.inc" CONTENT "${_bluefog_text}" @ONLY)
 
 file(GLOB _bluefog_stand_in CONFIGURE_DEPENDS "${_bluefog_test_directory}/support/nccl_stand_in/*.cpp")
-file(GLOB _bluefog_own CONFIGURE_DEPENDS "${_bluefog_test_directory}/nccl/*.cpp")
-set(_bluefog_shared "")
-foreach(test IN ITEMS collective/allgather collective/allreduce collective/broadcast neighbor/allgather
-    neighbor/allreduce neighbor/hierarchical_allreduce neighbor/pair_gossip)
-  list(APPEND _bluefog_shared "${_bluefog_test_directory}/${test}.cpp")
-endforeach()
-
-add_executable(test_nccl ${_bluefog_stand_in} ${_bluefog_own} ${_bluefog_shared})
+add_library(bluefog_nccl_stand_in OBJECT ${_bluefog_stand_in})
 # The real libraries' headers, and nothing else of them.
-target_include_directories(test_nccl SYSTEM PRIVATE ${NCCL_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
-target_include_directories(test_nccl PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/generated")
-target_link_libraries(test_nccl PRIVATE bluefog::core bluefog_test_main bluefog_warnings)
-target_compile_definitions(test_nccl PRIVATE BLUEFOG_TEST_NCCL=1)
-target_compile_options(test_nccl PRIVATE $<$<CONFIG:Release>:-O1>)
+target_include_directories(bluefog_nccl_stand_in SYSTEM PUBLIC ${NCCL_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
+target_include_directories(bluefog_nccl_stand_in PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/generated")
+target_link_libraries(bluefog_nccl_stand_in PUBLIC bluefog::core bluefog_test_main PRIVATE bluefog_warnings)
+target_compile_definitions(bluefog_nccl_stand_in PUBLIC BLUEFOG_TEST_NCCL=1)
 # CUDA C++ reads arrays as packs of sixteen bytes, and has other warnings.
 set_source_files_properties("${_bluefog_test_directory}/support/nccl_stand_in/kernels.cpp" PROPERTIES
   COMPILE_OPTIONS "-fno-strict-aliasing;-w")
-_bluefog_timeout(_bluefog_seconds 120)
-add_test(NAME nccl COMMAND test_nccl "[nccl]" ${BLUEFOG_CATCH_ARGUMENTS})
-set_tests_properties(nccl PROPERTIES
-  LABELS nccl PROCESSORS 2 TIMEOUT ${_bluefog_seconds} ENVIRONMENT "${BLUEFOG_SANITIZER_ENVIRONMENT}")
+
+# _bluefog_add_stand_in_test(<name> <executable> <source>...)
+function(_bluefog_add_stand_in_test name executable)
+  add_executable(${executable} ${ARGN})
+  target_link_libraries(${executable} PRIVATE bluefog_nccl_stand_in bluefog_warnings)
+  target_compile_options(${executable} PRIVATE $<$<CONFIG:Release>:-O1>)
+  _bluefog_timeout(seconds 120)
+  add_test(NAME ${name} COMMAND ${executable} "[nccl]" ${BLUEFOG_CATCH_ARGUMENTS})
+  set_tests_properties(${name} PROPERTIES LABELS nccl PROCESSORS 2 TIMEOUT ${seconds}
+    ENVIRONMENT "${BLUEFOG_SANITIZER_ENVIRONMENT};OMP_NUM_THREADS=1")
+endfunction()
+
+file(GLOB _bluefog_own CONFIGURE_DEPENDS "${_bluefog_test_directory}/nccl/*.cpp")
+# Where each test's compilation is long, those of the backend's own code suffice.
+set(_bluefog_shared "")
+if(NOT BLUEFOG_SANITIZER STREQUAL "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  foreach(test IN ITEMS collective/allgather collective/allreduce collective/broadcast neighbor/allgather
+      neighbor/allreduce neighbor/hierarchical_allreduce neighbor/pair_gossip)
+    list(APPEND _bluefog_shared "${_bluefog_test_directory}/${test}.cpp")
+  endforeach()
+endif()
+_bluefog_add_stand_in_test(nccl test_nccl ${_bluefog_own} ${_bluefog_shared})
+
+if(BLUEFOG_WITH_TORCH)
+  _bluefog_add_stand_in_test(nccl.tensors test_nccl_tensors "${_bluefog_test_directory}/nccl/tensors/tensors.cpp")
+  target_link_libraries(test_nccl_tensors PRIVATE bluefog::torch)
+endif()

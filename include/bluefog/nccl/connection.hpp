@@ -124,8 +124,10 @@ class connection {
   void close() noexcept {
     try {
       const auto inside = enter();
-      if (is_aborted()) return;
-      if (!finished()) abort("it was closed");
+      if (!is_aborted() && !finished()) abort("it was closed");
+      device_memory_ = scratch_pool();  // while the device that it belongs to is the current one
+      pinned_memory_ = scratch_pool();
+      stream_ = unique_stream();
     } catch (...) {  // the device is gone
     }
   }

@@ -25,13 +25,19 @@ struct event {
   int over = 0;
 };
 
+struct allocation {
+  std::size_t bytes;
+  int device;
+};
+using allocations = std::map<const std::byte*, allocation>;
+
 struct everything {
   std::mutex mutex;
   std::string rules;
   std::map<void*, std::shared_ptr<stream>> streams;
   std::map<void*, std::shared_ptr<event>> events;
-  std::map<const std::byte*, std::size_t> device_memory;
-  std::map<const std::byte*, std::size_t> pinned_memory;
+  allocations device_memory;
+  allocations pinned_memory;
 };
 
 everything& state() {
@@ -44,12 +50,12 @@ std::atomic<int> failure_code = 0;
 std::atomic<int> objects = 0;
 thread_local int device = 0;
 
-bool holds(const std::map<const std::byte*, std::size_t>& memory, const void* data) {
+bool holds(const allocations& memory, const void* data) {
   const auto* place = static_cast<const std::byte*>(data);
   auto after = memory.upper_bound(place);
   if (after == memory.begin()) return false;
   --after;
-  return place < after->first + after->second;
+  return place < after->first + after->second.bytes;
 }
 
 std::shared_ptr<event> event_of(cudaEvent_t handle, const char* call) {
@@ -60,34 +66,37 @@ std::shared_ptr<event> event_of(cudaEvent_t handle, const char* call) {
   return nullptr;
 }
 
-cudaError_t allocate(void** data, std::size_t bytes,
-                     std::map<const std::byte*, std::size_t>& memory) {
+cudaError_t allocate(void** data, std::size_t bytes, allocations& memory) {
   if (bytes == 0) return *data = nullptr, cudaSuccess;
   auto* made = static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
   if (made == nullptr) return cudaErrorMemoryAllocation;
   std::memset(made, 0xA5, bytes);  // never zeros, which might be taken for a result
   const std::scoped_lock lock(state().mutex);
-  memory[made] = bytes;
+  memory[made] = {bytes, device};
   count_object(1);
   *data = made;
   return cudaSuccess;
 }
 
-cudaError_t release(void* data, std::map<const std::byte*, std::size_t>& memory, const char* call) {
+cudaError_t release(void* data, allocations& memory, const char* call) {
   if (data == nullptr) return cudaSuccess;
+  int home = 0;
   {
     const std::scoped_lock lock(state().mutex);
-    if (memory.erase(static_cast<std::byte*>(data)) == 0) {
+    const auto found = memory.find(static_cast<std::byte*>(data));
+    if (found == memory.end()) {
       state().rules += std::string(call) + " of memory that is not there\n";
       return cudaErrorInvalidValue;
     }
+    home = found->second.device;
+    memory.erase(found);
   }
   // As the real one does, it waits for what works on the memory.
   std::vector<std::shared_ptr<stream>> all;
   {
     const std::scoped_lock lock(state().mutex);
     for (const auto& [handle, each] : state().streams)
-      if (each->device() == device) all.push_back(each);
+      if (each->device() == home) all.push_back(each);
   }
   for (const auto& each : all)
     while (!each->idle()) std::this_thread::yield();
