@@ -42,6 +42,9 @@ struct call_options {
 /// operations, unless an exception is unwinding the stack. Ranks keep the machine they have in the
 /// communicator that theirs was made from.
 ///
+/// Arrays that operations are given lie in host memory; on a `device_backend`, such as
+/// `nccl_backend`, they may lie in the device's, in and out of one operation alike.
+///
 /// \tparam Backend  the transport, e.g. `mpi_backend` or `thread_backend`.
 template <backend Backend>
 class communicator {

@@ -44,7 +44,7 @@ template <backend Backend>
 /// compares them first; otherwise a message that nobody expects is a `mismatch_error` where it is
 /// found, and one that never comes a `timeout_error`.
 ///
-/// \param in     x_i: in host memory; equally many elements of one floating type on every rank.
+/// \param in     x_i: equally many elements of one floating type on every rank.
 /// \param out    y_i: as many elements; may be `in`.
 /// \param links  a `neighborhood`, or a graph of `comm.size()` ranks (`exponential` if left out).
 /// \throws usage_error if types, lengths, ranks, weights or the graph's size are wrong; nothing was

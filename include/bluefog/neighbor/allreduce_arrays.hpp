@@ -109,7 +109,7 @@ task mix_arrays_task(operation_context<Backend> context, array_list arrays, neig
 ///     std::vector<std::vector<float>> layers = ...;
 ///     neighbor_allreduce(comm, layers, layers, topology::exponential(comm.size()));
 ///
-/// \param in   a range of arrays in host memory; as many of the same types and lengths on every
+/// \param in   a range of arrays; as many of the same types and lengths on every
 ///             rank.
 /// \param out  as many arrays of the same lengths; may be `in`.
 /// The rest is as in `neighbor_allreduce` of one array.

@@ -192,7 +192,7 @@ task hierarchical_task(operation_context<Backend> context, const_buffer in, muta
 /// equal within a machine. 16-bit floats are averaged in float32; what travels between machines is
 /// rounded once, and so is the result.
 ///
-/// \param in     host memory: equally many elements of one floating type on every rank.
+/// \param in     equally many elements of one floating type on every rank.
 /// \param out    as many elements; may be `in`.
 /// \param links  a `neighborhood` of machines, or a graph of `comm.machine_size()` machines.
 /// \throws usage_error if types, lengths, machines, weights or the graph's size are wrong, or the

@@ -43,7 +43,7 @@ template <backend Backend>
 /// Both ranks of the pair must call it, each with the other as `peer`, in the same order as their
 /// other exchanges of this pair; no other rank takes part.
 ///
-/// \param in    host memory: equally many elements of one floating type on both ranks.
+/// \param in    equally many elements of one floating type on both ranks.
 /// \param out   as many elements; may be `in`.
 /// \param peer  the other rank.
 /// \throws usage_error if types, lengths, weights or the peer are wrong; nothing was sent.
