@@ -178,7 +178,8 @@ TEST_CASE("communicators made from one another, and many in turn, leave nothing 
                            auto parts = comm.split(comm.rank() % 2);
                            auto copy = parts.duplicate();
                            std::vector<float> x(5, 1);
-                           auto pending = allreduce_nonblocking(copy, x, x);
+                           std::vector<float> y(5, 1);
+                           auto pending = allreduce_nonblocking(copy, y, y);
                            allreduce(comm, x, x);
                            pending.wait();
                          },
@@ -190,6 +191,7 @@ TEST_CASE("an exception on one rank ends the others' operations too", "[nccl][er
   const auto problem =
       run_nccl_ranks(3,
                      [](nccl_communicator& comm) {
+                       barrier(comm);
                        if (comm.rank() == 1) throw rank_failure("planned");
                        std::vector<float> x(5, 1);
                        require_throws<transport_error>([&] { allreduce(comm, x, x); });
