@@ -191,10 +191,15 @@ TEST_CASE("an exception on one rank ends the others' operations too", "[nccl][er
   const auto problem =
       run_nccl_ranks(3,
                      [](nccl_communicator& comm) {
-                       barrier(comm);
-                       if (comm.rank() == 1) throw rank_failure("planned");
+                       if (comm.rank() == 1) {
+                         barrier(comm);
+                         throw rank_failure("planned");
+                       }
                        std::vector<float> x(5, 1);
-                       require_throws<transport_error>([&] { allreduce(comm, x, x); });
+                       require_throws<transport_error>([&] {
+                         barrier(comm);  // may be over for rank 1 while it is not for this one
+                         allreduce(comm, x, x);
+                       });
                      },
                      {});
   CHECK(problem == "planned\n");

@@ -28,7 +28,7 @@ RANKS_TEST("two ranks average while the others do something else", "[neighbor][p
 }
 
 RANKS_TEST("pairs count for themselves, so that they may gossip unequally often",
-           "[neighbor][pair_gossip]") {
+           "[neighbor][pair_gossip][unordered]") {
   const int n = comm.size();
   if (n < 3) return;
   // Rank 0 meets rank r r times, in flight between operations of all ranks.
