@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -50,8 +49,7 @@ template <class Body>
 void on_nccl(const Body& body, const bluefog::communicator_options& options = {}) {
   for (const bool device : {false, true}) {
     stand_in::all_memory_is_device(device);
-    for (const int ranks :
-         device ? std::initializer_list<int>{1, 2, 4, 5} : std::initializer_list<int>{1, 3}) {
+    for (const int ranks : device ? std::vector{1, 2, 4, 5} : std::vector{1, 3}) {
       INFO("on " << ranks << " ranks, arrays in " << (device ? "device" : "host") << " memory");
       CHECK(run_nccl_ranks(ranks, body, options) == "");
     }
