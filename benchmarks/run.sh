@@ -43,11 +43,12 @@ run() {
   fi
   for ranks in "$@"; do
     say "$name, $ranks ranks"
-    mpirun "${oversubscribe[@]}" -np "$ranks" "$program"
+    mpirun "${oversubscribe[@]}" -np "$ranks" "$program" | tee "$build/$name.$ranks"
   done
 }
 
 chosen=("$@")
+rm -f "$build"/training_step.[24]
 run averaging_kernels
 run topology_cost
 run engine_dispatch
@@ -55,6 +56,16 @@ run neighbor_allreduce 2
 run allreduce_vs_averaging 2 4
 run gradient_bucket_allreduce 2 4
 run optimizer_cost 2 4 8
+run training_step 2 4
+for ranks in 2 4; do
+  [ -f "$build/training_step.$ranks" ] || continue
+  if ! "$torch_python" -c 'import torch' 2>/dev/null; then
+    say "DistributedDataParallel: left out, $torch_python cannot import torch"
+    break
+  fi
+  say "DistributedDataParallel, $ranks ranks"
+  "$torch_python" "$root/benchmarks/ddp_step.py" --ranks "$ranks" --ours "$build/training_step.$ranks"
+done
 if [ ${#chosen[@]} -eq 0 ] || [[ " ${chosen[*]} " == *" compile_cost "* ]]; then
   say "compile_cost"
   python3 "$root/benchmarks/compile_cost.py" --build "$build"
