@@ -221,7 +221,40 @@ TEST_CASE("what is called in the wrong order is refused", "[amp][grad_scaler]") 
 
   CHECK_THROWS_AS(grad_scaler({.growth_factor = 1}), usage_error);
   CHECK_THROWS_AS(grad_scaler({.backoff_factor = 1}), usage_error);
-  CHECK_THROWS_AS(grad_scaler({.init_scale = 0}), usage_error);
+  constexpr double beyond_float = 1e300, below_float = 1e-60;
+  for (const double scale : {0.0, -1.0, infinity, beyond_float, below_float}) {
+    CHECK_THROWS_AS(grad_scaler({.init_scale = scale}), usage_error);
+    CHECK_THROWS_AS(scaler.update(scale), usage_error);
+    auto state = scaler.state_dict();
+    state.scale = scale;
+    CHECK_THROWS_AS(scaler.load_state_dict(state), usage_error);
+  }
+  CHECK(scaler.get_scale() == 1024);
+}
+
+TEST_CASE("outputs in 16 bits are scaled in float32, where they do not overflow",
+          "[amp][grad_scaler]") {
+  for (const auto type : {at::kHalf, at::kBFloat16})
+    for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{}, {3}}) {
+      const at::Tensor w = torch::full(shape, 4, type).set_requires_grad(true);
+      grad_scaler scaler;
+      const at::Tensor scaled = scaler.scale(w);
+      CHECK(scaled.scalar_type() == at::kFloat);
+      CHECK(scaled.equal(torch::full(shape, 4 * 65536.0)));
+    }
+}
+
+RANKS_TEST("a wrapper may move between unscale_ and step", "[amp][grad_scaler]") {
+  at::Tensor w = torch::zeros({2}, at::kDouble).set_requires_grad(true);
+  torch::nn::Module none;
+  grad_scaler scaler;
+  optim::gradient_allreduce before(SGD({w}, 0.5), none, comm);
+  scaler.scale(w.sum()).backward();
+  scaler.unscale_(before);
+  auto after = std::move(before);
+  require(scaler.unscaled(after));
+  require(scaler.step(after));
+  require_same(w.detach(), torch::full({2}, -0.5, at::kDouble));
 }
 
 TEST_CASE("one update serves several optimizers, of which one has overflowed",

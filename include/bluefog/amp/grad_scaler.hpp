@@ -44,11 +44,11 @@ namespace bluefog::amp {
 ///   `scaler.load_state_dict(broadcast_object(comm, scaler.state_dict(), optimizer.join()))`.
 class grad_scaler {
  public:
-  /// \throws usage_error if a factor is on the wrong side of 1, or the scale not positive.
+  /// \throws usage_error if a factor is on the wrong side of 1, or the scale not positive and
+  /// finite
+  ///         in float32.
   explicit grad_scaler(const grad_scaler_options& options = {})
-      : options_(options), scale_(static_cast<float>(options.init_scale)) {
-    expects(options.init_scale > 0, "grad_scaler: init_scale must be positive, got ",
-            options.init_scale);
+      : options_(options), scale_(usable("init_scale", options.init_scale)) {
     expect_factors(options.growth_factor, options.backoff_factor, options.growth_interval);
   }
 
@@ -56,7 +56,10 @@ class grad_scaler {
   [[nodiscard]] at::Tensor scale(const at::Tensor& outputs) {
     if (!enabled()) return outputs;
     used_ = true;
-    return outputs * at::full({}, scale_, outputs.options().dtype(at::kFloat).requires_grad(false));
+    const bool narrow =
+        outputs.scalar_type() == at::kHalf || outputs.scalar_type() == at::kBFloat16;
+    return (narrow ? outputs.to(at::kFloat) : outputs) *
+           at::full({}, scale_, outputs.options().dtype(at::kFloat).requires_grad(false));
   }
   [[nodiscard]] std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs) {
     std::vector<at::Tensor> scaled;
@@ -88,7 +91,7 @@ class grad_scaler {
   [[nodiscard]] std::int64_t get_growth_tracker() const noexcept { return tracker_; }
   /// \return whether the optimizer's gradients have been unscaled and not been stepped on.
   [[nodiscard]] bool unscaled(const torch::optim::Optimizer& optimizer) const {
-    const auto found = records_.find(&optimizer);
+    const auto found = records_.find(key_of(optimizer));
     return found != records_.end() && found->second.at == stage::unscaled;
   }
 
@@ -97,7 +100,7 @@ class grad_scaler {
     return {scale_, options_.growth_factor, options_.backoff_factor, options_.growth_interval,
             tracker_};
   }
-  /// The same on every rank.
+  /// The same on every rank. \throws usage_error if the state is none that a scaler can have.
   void load_state_dict(const grad_scaler_state& state);
 
   /// For `torch::save` and `torch::load`.
@@ -124,6 +127,17 @@ class grad_scaler {
     bool overflow = false;  // the scale is too large
   };
 
+  // What an optimizer is known by: one that communicates may move between two calls.
+  [[nodiscard]] static const void* key_of(const torch::optim::Optimizer& optimizer) {
+    const auto* const shared = dynamic_cast<const optim::communicating_optimizer*>(&optimizer);
+    return shared != nullptr ? shared->identity().lock().get() : &optimizer;
+  }
+  [[nodiscard]] static float usable(std::string_view name, double scale) {
+    const auto narrow = static_cast<float>(scale);
+    expects(narrow > 0 && std::isfinite(narrow), "grad_scaler: ", name,
+            " must be positive and finite in float32, got ", scale);
+    return narrow;
+  }
   static void expect_factors(double growth, double backoff, std::int64_t interval) {
     expects(growth > 1, "grad_scaler: growth_factor must be above 1, got ", growth);
     expects(backoff > 0 && backoff < 1, "grad_scaler: backoff_factor must be between 0 and 1, got ",
@@ -141,7 +155,7 @@ class grad_scaler {
   std::int64_t tracker_ = 0;
   bool used_ = false;
   bool carried_ = false;  // a local step of this rank has overflowed, and no other rank knows
-  std::map<const torch::optim::Optimizer*, record> records_;
+  std::map<const void*, record> records_;            // by what `key_of` tells
   std::vector<std::weak_ptr<const void>> compared_;  // optimizers whose ranks have this scale
 };
 
@@ -152,7 +166,7 @@ inline void grad_scaler::unscale_(torch::optim::Optimizer& optimizer) {
     return;
   }
   expect_scaled("unscale_()");
-  record& it = records_[&optimizer];
+  record& it = records_[key_of(optimizer)];
   expects(it.at == stage::ready, "grad_scaler: unscale_() ",
           it.at == stage::unscaled ? "twice" : "after step()", " since the last update()");
   const auto kind = shared != nullptr ? shared->settle_gradients() : optim::step_kind::local;
@@ -183,7 +197,7 @@ inline bool grad_scaler::step(torch::optim::Optimizer& optimizer) {
     return true;
   }
   expect_scaled("step()");
-  record& it = records_[&optimizer];
+  record& it = records_[key_of(optimizer)];
   expects(it.at != stage::stepped, "grad_scaler: step() twice since the last update()");
   if (it.at == stage::ready) unscale_(optimizer);
   it.at = stage::stepped;
@@ -223,8 +237,7 @@ inline void grad_scaler::update() {
 inline void grad_scaler::update(double new_scale) {
   if (!enabled()) return;
   expect_scaled("update()");
-  expects(new_scale > 0, "grad_scaler: a scale must be positive, got ", new_scale);
-  scale_ = static_cast<float>(new_scale);
+  scale_ = usable("a new scale", new_scale);
   carried_ = false;
   records_.clear();
   compared_.clear();
@@ -233,10 +246,13 @@ inline void grad_scaler::update(double new_scale) {
 inline void grad_scaler::load_state_dict(const grad_scaler_state& state) {
   if (!enabled()) return;
   expect_factors(state.growth_factor, state.backoff_factor, state.growth_interval);
+  const float scale = usable("a loaded scale", state.scale);
+  expects(state.growth_tracker >= 0,
+          "grad_scaler: a loaded growth_tracker must not be negative, got ", state.growth_tracker);
   options_.growth_factor = state.growth_factor;
   options_.backoff_factor = state.backoff_factor;
   options_.growth_interval = state.growth_interval;
-  scale_ = static_cast<float>(state.scale);
+  scale_ = scale;
   tracker_ = state.growth_tracker;
   carried_ = false;
   compared_.clear();
