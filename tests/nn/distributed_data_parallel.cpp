@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include <bluefog/nn/distributed_data_parallel.hpp>
+#include <bluefog/optim/adapt_with_combine.hpp>
 #include <bluefog/tensor/allgather.hpp>
 #include <bluefog/tensor/allreduce.hpp>
 #include <bluefog/tensor/broadcast.hpp>
@@ -509,4 +510,36 @@ RANKS_TEST("two groups of ranks train two modules", "[nn][ddp][groups]") {
   double sum = 0;
   for (int rank = comm.rank() % 2; rank < comm.size(); rank += 2) sum += rank;
   require_near(model["a"].grad().template item<double>(), sum / half.size(), 1e-14);
+}
+
+RANKS_TEST("an averaging optimizer steps with the gradients of all ranks, or refuses",
+           "[nn][distributed_data_parallel]") {
+  using optim::start;
+  const double mean = (comm.size() + 1) / 2.0;
+  for (const auto when : {start::after_step, start::after_forward, start::at_step}) {
+    bag module({"w"});
+    distributed_data_parallel net(module, comm);
+    optim::adapt_with_combine optimizer(SGD(module.parameters(), SGDOptions(0.5)), module, comm,
+                                        {.start = when});
+    for (int step = 1; step <= 3; ++step) {
+      optimizer.zero_grad();
+      (module["w"].sum() * (comm.rank() + 1)).backward();
+      optimizer.step();
+      require_near(module["w"].template item<double>(), -0.5 * mean * step, 1e-12);
+    }
+  }
+  bag module({"w"});
+  optim::adapt_with_combine optimizer(SGD(module.parameters(), SGDOptions(0.5)), module, comm,
+                                      {.start = start::inside_backward});
+  const auto learn = [&] {
+    optimizer.zero_grad();
+    module["w"].sum().backward();
+    optimizer.step();
+  };
+  learn();
+  {
+    distributed_data_parallel net(module, comm);
+    require_contains(require_throws<usage_error>(learn), "take another start");
+    require_near(module["w"].template item<double>(), -0.5, 1e-12);
+  }
 }

@@ -74,6 +74,8 @@ class gradient_synchronizer final
     exchange_.ready(index);
   }
 
+  [[nodiscard]] bool changes_gradients() const noexcept override { return true; }
+
   /// Reduces gradients as they are, unless the last backward has done so. Collective.
   void synchronize() {
     graph_waits_ = false;

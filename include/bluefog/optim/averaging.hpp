@@ -216,6 +216,10 @@ class averaging final : public gradient_listener {
 
   // Unless parameters have been exchanged for others: then `step()` does it all.
   void begin_inside() {
+    expects(!watch_.gradients_change_later(), plan_.optimizer,
+            ": start::inside_backward steps before distributed_data_parallel or "
+            "gradient_allreduce, which watch the same parameters, have reduced their gradients; "
+            "take another start");
     if (!mixer_.started() || !arena_.attached() || signature(stepping_.groups()) != signature_)
       return;
     expect_untouched();

@@ -87,6 +87,8 @@ class gradient_reducer final : public gradient_listener {
     exchange_.ready(index);
   }
 
+  [[nodiscard]] bool changes_gradients() const noexcept override { return true; }
+
   /// \return whether gradients are the reduced ones, and no backward has come since.
   [[nodiscard]] bool synchronized() const noexcept { return synchronized_; }
   /// The next step knows that gradients are synchronized, whoever calls it.

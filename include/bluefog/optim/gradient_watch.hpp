@@ -29,6 +29,8 @@ class gradient_listener {
   virtual void backward_began(int number, bool anew) = 0;
   /// The gradient of parameter `index` is complete for this backward.
   virtual void gradient_ready(std::size_t index) = 0;
+  /// \return whether it gives the parameters other gradients, at the latest when they are used.
+  [[nodiscard]] virtual bool changes_gradients() const noexcept { return false; }
 };
 
 /// Tells a listener when gradients have been accumulated, once per parameter and backward.
@@ -70,6 +72,17 @@ class gradient_watch {
     });
   }
 
+  /// \return whether a listener of another watch will change gradients after this backward.
+  [[nodiscard]] bool gradients_change_later() const {
+    const auto changes = [](const auto& each) {
+      const auto* const other = dynamic_cast<const hook*>(each.get());
+      return other != nullptr && other->changes_gradients();
+    };
+    return std::ranges::any_of(watched_, [&](const watched& it) {
+      return std::ranges::any_of(it.node->post_hooks(), changes);
+    });
+  }
+
  private:
   struct sequence {
     explicit sequence(std::weak_ptr<gradient_listener> to) : listener(std::move(to)) {}
@@ -97,6 +110,11 @@ class gradient_watch {
         last_ = weak_gradient(gradient.getIntrusivePtr());
       }
       return outputs;
+    }
+
+    [[nodiscard]] bool changes_gradients() const {
+      const auto listener = shared_->listener.lock();
+      return listener && listener->changes_gradients();
     }
 
    private:

@@ -43,7 +43,8 @@ enum class start : std::uint8_t {
   /// when its gradients are complete, after which the bucket is sent anew; `step()` does the rest.
   /// Only for torch's SGD, Adam, AdamW, RMSprop and Adagrad, and only if every forward is followed
   /// by its own backward and nothing looks at or changes gradients in between: no clipping, no
-  /// gradient scaler, no `retain_graph`, no other model's loss through these parameters.
+  /// gradient scaler, no `retain_graph`, no other model's loss through these parameters, and no
+  /// `nn::distributed_data_parallel` around the model, which is refused.
   inside_backward
 };
 
