@@ -543,3 +543,20 @@ RANKS_TEST("an averaging optimizer steps with the gradients of all ranks, or ref
     require_near(module["w"].template item<double>(), -0.5, 1e-12);
   }
 }
+
+RANKS_TEST("what cannot travel, or not be written, is refused by name", "[nn][ddp][refusal]") {
+  struct carrier : torch::nn::Module {
+    explicit carrier(const at::Tensor& more) {
+      register_parameter("w", torch::zeros({2}, at::kDouble));
+      register_buffer("more", more);
+    }
+  };
+  for (const at::Tensor& more :
+       {torch::ones({2}, at::kComplexFloat), torch::ones({1, 4}).expand({3, 4})}) {
+    carrier model(more);
+    const auto text =
+        require_throws<usage_error>([&] { distributed_data_parallel net(model, comm); });
+    require_contains(text, "distributed_data_parallel: \"buffer more\": ");
+    require_contains(text, more.is_complex() ? "ComplexFloat" : "clone() it first");
+  }
+}

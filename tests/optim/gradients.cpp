@@ -556,3 +556,19 @@ RANKS_TEST("a model reloaded under gradient_allreduce goes on learning", "[optim
     require_close(flatten(*net), flatten(*alone), 1e-12);
   }
 }
+
+RANKS_TEST("parameters that cannot travel are refused by name, those that are frozen may stay",
+           "[optim][gradients]") {
+  torch::nn::Module model;
+  const at::Tensor phase = model.register_parameter("phase", torch::ones({2}, at::kComplexFloat));
+  model.register_parameter("w", torch::zeros({2}));
+  const auto wrap = [&] {
+    gradient_allreduce optimizer(SGD(model.parameters(), SGDOptions(0.5)), model, comm);
+    model.parameters()[1].sum().backward();
+    optimizer.step();
+  };
+  require_contains(require_throws<usage_error>(wrap), "gradient_allreduce: \"phase\": ");
+  phase.set_requires_grad(false);
+  wrap();
+  require_same(model.parameters()[1].detach(), torch::full({2}, -0.5));
+}

@@ -521,3 +521,16 @@ TEST_CASE("a rank that unwinds between backward and step does not wait for the o
   };
   CHECK_THROWS_WITH(run(), "bad batch");
 }
+
+RANKS_TEST("buffers to be averaged that cannot be written are refused by name",
+           "[optim][buffers]") {
+  mlp net = make_mlp(0);
+  net->register_buffer("wide", torch::ones({1, 4}).expand({3, 4}));
+  const auto wrap = [&](optim::buffer_policy policy) {
+    adapt_with_combine optimizer(SGD(net->parameters(), SGDOptions(0.1)), net, comm,
+                                 {.buffers = policy});
+  };
+  wrap(optim::buffer_policy::local);
+  require_contains(require_throws<usage_error>([&] { wrap(optim::buffer_policy::average); }),
+                   "adapt_with_combine: \"wide\": ");
+}

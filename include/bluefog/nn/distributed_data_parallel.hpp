@@ -87,8 +87,8 @@ class distributed_data_parallel {
   /// Makes parameters and buffers those of rank 0. Collective.
   /// \param model  borrowed; must outlive the wrapper.
   /// \param comm   borrowed; must outlive the wrapper.
-  /// \throws usage_error if an option is wrong; mismatch_error, on every rank, that names the
-  /// first
+  /// \throws usage_error if an option is wrong or a tensor cannot travel; mismatch_error, on every
+  /// rank, that names the first
   ///         difference, if parameters or buffers differ in number, name, type, shape or in
   ///         whether they learn.
   distributed_data_parallel(Module& model, communicator<Backend>& comm,
@@ -110,6 +110,7 @@ class distributed_data_parallel {
     gradients_->adopt(std::move(parameters));
     optim::detail::expect_equal_parameters(name, gradients_->comm(),
                                            optim::detail::named_list{buffers});
+    optim::detail::expect_travelling(name, optim::detail::named_list{buffers}, /*frozen_too=*/true);
     broadcast_parameters(gradients_->comm(), std::span<const at::Tensor>(tensors), 0);
   }
 

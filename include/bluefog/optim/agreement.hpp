@@ -10,6 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/gather.hpp>
 #include <bluefog/collective/allreduce.hpp>
@@ -18,6 +21,7 @@
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/reduce_op.hpp>
 #include <bluefog/tensor/arena.hpp>
+#include <bluefog/tensor/parcel.hpp>
 
 namespace bluefog::optim::detail {
 
@@ -27,6 +31,14 @@ concept parameter_list = requires(const T& list, std::size_t index) {
   { list.size() } -> std::same_as<std::size_t>;
   { list.name(index) } -> std::convertible_to<std::string>;
   { list.tensor(index) } -> std::same_as<const at::Tensor&>;
+};
+
+/// Lists parameters like an arena, without moving them.
+struct named_list {
+  const std::vector<named_tensor>& items;
+  [[nodiscard]] std::size_t size() const { return items.size(); }
+  [[nodiscard]] const std::string& name(std::size_t i) const { return items[i].name; }
+  [[nodiscard]] const at::Tensor& tensor(std::size_t i) const { return items[i].tensor; }
 };
 
 /// One line per parameter: what has to be equal on every rank.
@@ -74,6 +86,17 @@ void expect_equal_parameters(std::string_view optimizer, communicator<Backend>& 
     const std::string text(reinterpret_cast<const char*>(all.data()) + rank * length);
     expects<mismatch_error>(text.empty(), optimizer, ": ranks differ: ", text);
   }
+}
+
+/// \param frozen_too  whether those that require no gradient travel as well.
+/// \throws usage_error that names the first tensor that cannot travel, or not take a result.
+template <parameter_list List>
+void expect_travelling(std::string_view optimizer, const List& parameters, bool frozen_too) {
+  const c10::AutoGradMode no_graph(false);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (frozen_too || parameters.tensor(i).requires_grad())
+      bluefog::detail::expects_target(concat(optimizer, ": \"", parameters.name(i), "\""),
+                                      parameters.tensor(i));
 }
 
 /// \return every rank's `value`, in rank order. Collective; control traffic.

@@ -67,6 +67,8 @@ class averaging final : public gradient_listener {
     if (plan_.buffers == buffer_policy::average) buffers_ = module_buffers(module);
     rebuild(all, self);
     expect_equal_parameters(plan_.optimizer, comm_, travelling{arena_, buffers_.list()});
+    expect_travelling(plan_.optimizer, arena_, /*frozen_too=*/false);
+    expect_travelling(plan_.optimizer, named_list{buffers_.list()}, /*frozen_too=*/true);
   }
 
   /// Between steps: takes in parameters that were added, unfrozen, reloaded or replaced. Does

@@ -115,6 +115,7 @@ class exact_method : public Inner, public communicating_optimizer {
     flat_ = flat_parameters(this->param_groups(), module_of(model));
     if (remembers == memory::correction) flat_.keep();
     expect_equal_parameters(method_, comm, flat_.arena());
+    expect_travelling(method_, flat_.arena(), /*frozen_too=*/false);
   }
 
   [[nodiscard]] std::string_view method() const noexcept { return method_; }

@@ -47,14 +47,6 @@ struct reduction_result {
   std::int64_t objection = -1;  ///< that rank's
 };
 
-/// Lists parameters like an arena, without moving them.
-struct named_list {
-  const std::vector<named_tensor>& items;
-  [[nodiscard]] std::size_t size() const { return items.size(); }
-  [[nodiscard]] const std::string& name(std::size_t i) const { return items[i].name; }
-  [[nodiscard]] const at::Tensor& tensor(std::size_t i) const { return items[i].tensor; }
-};
-
 /// Keeps gradients of all ranks together: which parameters learn and in which order they travel is
 /// the same on all ranks at any time.
 ///
@@ -223,6 +215,7 @@ class gradient_exchange {
   // Makes the parameters as they are now the plan of all ranks. Collective.
   void agree() {
     expect_equal_parameters(options_.owner, comm_, named_list{parameters_});
+    expect_travelling(options_.owner, named_list{parameters_}, /*frozen_too=*/false);
     plan_ = learning();
     changed_ = false;
     settled_ = false;
