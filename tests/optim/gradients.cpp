@@ -2,6 +2,7 @@
 // gradient_allreduce: windows, what may be lost, what travels.
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -555,6 +556,16 @@ RANKS_TEST("a model reloaded under gradient_allreduce goes on learning", "[optim
     for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i];
     require_close(flatten(*net), flatten(*alone), 1e-12);
   }
+}
+
+RANKS_TEST("a guard against synchronizing may outlive its optimizer", "[optim][gradients]") {
+  mlp net = make_mlp(0);
+  using wrapper = gradient_allreduce<SGD, typename Comm::backend_type>;
+  std::optional<typename wrapper::skip_guard> guard;
+  auto optimizer = std::make_unique<wrapper>(SGD(net->parameters(), 0.1), net, comm);
+  guard.emplace(optimizer->skip_synchronize());
+  optimizer.reset();
+  guard.reset();  // what the sanitizer looks at
 }
 
 RANKS_TEST("parameters that cannot travel are refused by name, those that are frozen may stay",

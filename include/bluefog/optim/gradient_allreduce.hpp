@@ -46,17 +46,19 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
   /// Makes the `step()` in its scope not synchronize again.
   class [[nodiscard]] skip_guard {
    public:
-    explicit skip_guard(bool& flag) noexcept : flag_(&flag) { flag = true; }
-    skip_guard(skip_guard&& other) noexcept : flag_(std::exchange(other.flag_, nullptr)) {}
+    explicit skip_guard(std::shared_ptr<bool> flag) noexcept : flag_(std::move(flag)) {
+      *flag_ = true;
+    }
+    skip_guard(skip_guard&&) noexcept = default;
     skip_guard(const skip_guard&) = delete;
     skip_guard& operator=(const skip_guard&) = delete;
     skip_guard& operator=(skip_guard&&) = delete;
     ~skip_guard() {
-      if (flag_ != nullptr) *flag_ = false;
+      if (flag_) *flag_ = false;
     }
 
    private:
-    bool* flag_;
+    std::shared_ptr<bool> flag_;
   };
 
   /// \param inner  the user's optimizer, moved in.
@@ -88,7 +90,7 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
   }
 
   /// `{ auto guard = optimizer.skip_synchronize(); optimizer.step(); }` after `synchronize()`.
-  skip_guard skip_synchronize() noexcept { return skip_guard(*skip_); }
+  skip_guard skip_synchronize() noexcept { return skip_guard(skip_); }
 
   /// Reduces the gradients, if this step is to communicate, and takes the user's step.
   /// \param closure  evaluates the loss, with gradients; called once, first.
@@ -264,7 +266,7 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
 
   std::shared_ptr<detail::gradient_reducer<Backend>> shared_;
   std::shared_ptr<const int> identity_ = std::make_shared<const int>();
-  std::unique_ptr<bool> skip_ = std::make_unique<bool>(false);  // guards point to it; we may move
+  std::shared_ptr<bool> skip_ = std::make_shared<bool>(false);  // of guards too
   std::unique_ptr<bool> warned_ = std::make_unique<bool>(false);
 };
 
