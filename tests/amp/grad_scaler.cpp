@@ -634,3 +634,28 @@ RANKS_TEST("ranks that have joined take over the scale of the last", "[amp][grad
     require_throws<mismatch_error>([&] { scaler.step(optimizer); });
   }
 }
+
+RANKS_TEST("a rank without any batch keeps none of the others from scaling", "[amp][grad_scaler]") {
+  distance net;
+  optim::gradient_allreduce optimizer(SGD(net->parameters(), rate), net, comm);
+  grad_scaler scaler({.growth_interval = 1});
+  const auto step = [&] {
+    optimizer.zero_grad();
+    backward(optimizer, net, scaler, comm.rank(), 0, false);
+    scaler.step(optimizer);
+    scaler.update();
+  };
+  for (int epoch = 1; epoch <= 2; ++epoch) {
+    if (comm.rank() > 0) step();
+    const int last = optimizer.join();
+    require_equal(last, comm.size() - 1);
+    scaler.load_state_dict(broadcast_object(comm, scaler.state_dict(), last));
+    require_equal(scaler.get_scale(), comm.size() > 1 ? std::ldexp(65536, epoch) : 65536);
+  }
+  if (comm.rank() == 0 && comm.size() > 1) {  // compared as soon as all are there
+    auto state = scaler.state_dict();
+    state.scale = 1;
+    scaler.load_state_dict(state);
+  }
+  if (comm.size() > 1) require_throws<mismatch_error>(step);
+}

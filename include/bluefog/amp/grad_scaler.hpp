@@ -39,9 +39,10 @@ namespace bluefog::amp {
 ///   decides for itself, and `update()` leaves the scale alone: what was found joins in the next
 ///   step that communicates, so a window counts as one update and the scale is always the same on
 ///   all ranks. On one rank every step decides.
-/// - The first step that communicates compares the ranks' scales, as does the first one after
-///   `gradient_allreduce::join()`, in which ranks may have updated at different times:
-///   `scaler.load_state_dict(broadcast_object(comm, scaler.state_dict(), optimizer.join()))`.
+/// - The first step that communicates, with no rank in `gradient_allreduce::join()`, compares the
+///   ranks' scales. So does the first one after a join, in which ranks may have updated at
+///   different times: `scaler.load_state_dict(broadcast_object(comm, scaler.state_dict(),
+///   optimizer.join()))`.
 class grad_scaler {
  public:
   /// \throws usage_error if a factor is on the wrong side of 1, or the scale not positive and
@@ -263,6 +264,7 @@ inline void grad_scaler::expect_one_scale(optim::communicating_optimizer& optimi
   std::erase_if(compared_, [](const auto& other) { return other.expired(); });
   for (const auto& other : compared_)
     if (!other.owner_before(own) && !own.owner_before(other)) return;
+  if (!optimizer.all_present()) return;  // those that only answer would not hear of it
   const auto scales = optimizer.of_every_rank(scale_);
   for (std::size_t rank = 1; rank < scales.size(); ++rank)
     expects<mismatch_error>(scales[rank] == scales[0], "grad_scaler: rank 0 scales by ", scales[0],

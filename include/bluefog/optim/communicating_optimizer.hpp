@@ -42,6 +42,10 @@ class communicating_optimizer {
   /// \return how many ranks share the training.
   [[nodiscard]] virtual int ranks() const noexcept = 0;
 
+  /// \return whether all ranks took part in the communication before, none of them only to answer;
+  ///         the same on those that did.
+  [[nodiscard]] virtual bool all_present() const noexcept { return true; }
+
   /// Collective. \return the highest of all ranks' numbers.
   [[nodiscard]] virtual int highest(int own) = 0;
 

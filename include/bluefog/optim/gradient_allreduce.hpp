@@ -142,6 +142,7 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
   }
   [[nodiscard]] bool reduces_gradients() const noexcept override { return true; }
   [[nodiscard]] int ranks() const noexcept override { return shared_->comm().size(); }
+  [[nodiscard]] bool all_present() const noexcept override { return shared_->all_present(); }
   [[nodiscard]] int highest(int own) override { return detail::highest(shared_->comm(), own); }
   [[nodiscard]] std::vector<double> of_every_rank(double value) override {
     return detail::gather_value(shared_->comm(), value);

@@ -91,6 +91,8 @@ class gradient_reducer final : public gradient_listener {
 
   /// \return whether gradients are the reduced ones, and no backward has come since.
   [[nodiscard]] bool synchronized() const noexcept { return synchronized_; }
+  /// \return whether none of the ranks had joined in the last reduction.
+  [[nodiscard]] bool all_present() const noexcept { return all_present_; }
   /// The next step knows that gradients are synchronized, whoever calls it.
   void announce_step() noexcept { step_announced_ = true; }
   [[nodiscard]] bool step_announced() const noexcept { return step_announced_; }
@@ -126,6 +128,7 @@ class gradient_reducer final : public gradient_listener {
     const auto result =
         reduce({.passes = std::max(1, counter_.passes()), .wanted = counter_.wanted()});
     synchronized_ = true;
+    all_present_ = result.joined == 0;
     if (result.joined > 0 && options_.uneven == uneven::stop) end(result);
   }
 
@@ -224,6 +227,7 @@ class gradient_reducer final : public gradient_listener {
   bool any_pass_ = false;
   bool pass_since_step_ = false;
   bool synchronized_ = false;
+  bool all_present_ = true;
   bool step_announced_ = false;
   bool resend_ = false;
   bool local_steps_ = false;
