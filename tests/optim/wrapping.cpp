@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Life with a wrapped optimizer: what users do to models and optimizers between steps.
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -13,6 +14,7 @@
 #include <bluefog/optim/adapt_then_combine.hpp>
 #include <bluefog/optim/adapt_with_combine.hpp>
 #include <bluefog/optim/gradient_allreduce.hpp>
+#include <bluefog/optim/gradient_tracking.hpp>
 #include <bluefog/topology/fully_connected.hpp>
 
 #include "simulation.hpp"
@@ -533,4 +535,35 @@ RANKS_TEST("buffers to be averaged that cannot be written are refused by name",
   wrap(optim::buffer_policy::local);
   require_contains(require_throws<usage_error>([&] { wrap(optim::buffer_policy::average); }),
                    "adapt_with_combine: \"wide\": ");
+}
+
+TEST_CASE("check mode tells ranks that froze different parameters of one size",
+          "[optim][frozen][thread]") {
+  for (const int kind : {0, 1, 2}) {
+    const auto train = [&](auto& comm) {
+      mlp net = make_mlp(comm.rank());
+      SGD sgd(net->second->parameters(), SGDOptions(0.1));
+      sgd.add_param_group(torch::optim::OptimizerParamGroup({net->first->bias}));
+      const auto step = [&](auto optimizer) {
+        (comm.rank() == 0 ? net->first : net->second)->bias.set_requires_grad(false);
+        loss_of(net->forward(values({4, 5}, 1)), 1).backward();
+        const auto text = require_throws<mismatch_error>([&] { optimizer.step(); });
+        require_contains(text, "\"first.bias\"");
+        require_contains(text, "\"second.bias\"");
+      };
+      if (kind == 0)
+        step(adapt_with_combine(std::move(sgd), net, comm, {.start = optim::start::at_step}));
+      else if (kind == 1)
+        step(adapt_then_combine(std::move(sgd), net, comm));
+      else
+        step(optim::gradient_tracking(std::move(sgd), net, comm));
+    };
+    std::string failure;
+    try {
+      run_threads(2, train, {.check = true});
+    } catch (const std::exception& problem) {
+      failure = problem.what();
+    }
+    CHECK(failure == "");
+  }
 }

@@ -88,6 +88,15 @@ void expect_equal_parameters(std::string_view optimizer, communicator<Backend>& 
   }
 }
 
+/// \return the names of those that learn, as part of what check mode compares.
+template <parameter_list List>
+[[nodiscard]] std::string names_that_learn(const List& parameters) {
+  std::string names = " of";
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (parameters.tensor(i).requires_grad()) names += concat(" \"", parameters.name(i), "\"");
+  return names;
+}
+
 /// \param frozen_too  whether those that require no gradient travel as well.
 /// \throws usage_error that names the first tensor that cannot travel, or not take a result.
 template <parameter_list List>

@@ -258,6 +258,7 @@ class averaging final : public gradient_listener {
 
   void rebuild(const groups& all, const std::shared_ptr<averaging>& self) {
     arena_ = parameter_arena(names_);
+    if (comm_.checks()) mixer_.owners(names_that_learn(arena_));
     watch(self);
     signature_ = signature(all);
   }

@@ -173,12 +173,12 @@ class exact_method : public Inner, public communicating_optimizer {
       const mutable_buffer buffer{static_cast<std::byte*>(own.data_ptr()), own.numel(),
                                   dtype_from(own.scalar_type(), method_)};
       const auto arrived = std::make_shared<bluefog::detail::arrivals>();
-      comm_->run(bluefog::detail::check_mix(*comm_, method_, buffer, buffer, around, {}),
-                 [&](auto context) {
-                   return bluefog::detail::fetch_task(context, buffer.data,
-                                                      bluefog::detail::packed_layout(buffer),
-                                                      around, arrived, own);
-                 });
+      auto call = bluefog::detail::check_mix(*comm_, method_, buffer, buffer, around, {});
+      if (comm_->checks()) call.agreement += names_that_learn(flat_.arena());
+      comm_->run(std::move(call), [&](auto context) {
+        return bluefog::detail::fetch_task(
+            context, buffer.data, bluefog::detail::packed_layout(buffer), around, arrived, own);
+      });
       at::Tensor sum = at::zeros_like(own);
       for (std::size_t j = 0; j < arrived->size(); ++j) {
         const at::Tensor theirs = at::from_blob((*arrived)[j].data(), own.sizes(), own.options());

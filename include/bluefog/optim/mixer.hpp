@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -74,6 +75,8 @@ class mixer {
     expect_fitting(next);
     type_ = next;
   }
+  /// What else check mode compares over ranks: whose values travel.
+  void owners(std::string names) { owners_ = std::move(names); }
   /// Takes the place of the topology in the next communication.
   void next(neighborhood links) {
     bluefog::detail::validate(optimizer_, links, own_place(), places(*comm_, type_));
@@ -203,6 +206,7 @@ class mixer {
   template <class Make>
   void start(call_description call, mutable_buffer values,
              std::shared_ptr<bluefog::detail::arrivals> arrived, Make make) {
+    call.agreement += owners_;
     auto started = comm_->start(std::move(call), std::move(make));
     flights_.push_back({transfer(comm_->driver(), std::move(started)), current_, values, links_,
                         std::move(arrived)});
@@ -258,6 +262,7 @@ class mixer {
   communication_type type_;
   communication_type current_ = type_;  // of the communication that has begun last
   int global_every_ = 0;
+  std::string owners_;
   std::function<neighborhood(std::int64_t)> choose_;
   std::optional<neighborhood> next_;
   std::optional<neighborhood> used_;  // what was next when the last communication began
