@@ -6,6 +6,7 @@
 #include <bluefog/tensor/allgather.hpp>
 #include <bluefog/tensor/allreduce.hpp>
 #include <bluefog/tensor/arena.hpp>
+#include <bluefog/tensor/autograd_node.hpp>
 #include <bluefog/tensor/broadcast.hpp>
 #include <bluefog/tensor/dtype.hpp>
 #include <bluefog/tensor/hierarchical_neighbor_allreduce.hpp>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <memory>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +8,8 @@
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <bluefog/tensor/autograd_node.hpp>
 
 namespace bluefog::amp::detail {
 
@@ -60,8 +61,8 @@ class master_parameter {
     if (target == target_) return;
     target_ = target;
     at::Tensor narrow = narrow_;
-    torch::autograd::create_gradient_edge(narrow,
-                                          std::make_shared<widen>(master_.scalar_type(), target_));
+    torch::autograd::create_gradient_edge(
+        narrow, bluefog::detail::make_autograd_node<widen>(master_.scalar_type(), target_));
   }
 
   at::Tensor narrow_;

@@ -16,6 +16,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <bluefog/tensor/autograd_node.hpp>
+
 namespace bluefog::optim::detail {
 
 /// What wants to know of gradients.
@@ -128,7 +130,7 @@ class gradient_watch {
 
   struct watched {
     at::Tensor parameter;
-    std::shared_ptr<torch::autograd::Node> node;
+    bluefog::detail::autograd_node node;
     std::uintptr_t key;
   };
 

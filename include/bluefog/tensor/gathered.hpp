@@ -84,7 +84,7 @@ class gathered {
   dtype type_;
   at::Tensor like_;
   gather_shape shape_;
-  std::shared_ptr<adjoint> node_;
+  adjoint_pointer node_;
   std::shared_ptr<std::vector<std::int64_t>> rows_ = std::make_shared<std::vector<std::int64_t>>();
   at::Tensor memory_;
 };

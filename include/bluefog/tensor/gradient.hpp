@@ -15,6 +15,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <bluefog/tensor/autograd_node.hpp>
+
 namespace bluefog::detail {
 
 /// \return whether autograd has to know of an operation on `tensors`.
@@ -41,7 +43,7 @@ class adjoint final : public torch::autograd::Node {
   /// Makes `result` the next output.
   void add_result(const at::Tensor& result) {
     const auto position = add_input_metadata(result);
-    torch::autograd::impl::set_gradient_edge(result, {shared_from_this(), position});
+    torch::autograd::impl::set_gradient_edge(result, {owner_of(*this), position});
   }
 
   [[nodiscard]] std::string name() const override { return "bluefog::" + std::string(operation_); }
@@ -59,11 +61,12 @@ class adjoint final : public torch::autograd::Node {
   function transposed_;
 };
 
-[[nodiscard]] inline std::shared_ptr<adjoint> make_adjoint(std::string_view operation,
-                                                           std::span<const at::Tensor> inputs,
-                                                           adjoint::function transposed) {
-  // libtorch's own deleter takes long chains of nodes apart without recursion.
-  return {new adjoint(operation, inputs, std::move(transposed)), torch::autograd::deleteNode};
+using adjoint_pointer = autograd_pointer<adjoint>;
+
+[[nodiscard]] inline adjoint_pointer make_adjoint(std::string_view operation,
+                                                  std::span<const at::Tensor> inputs,
+                                                  adjoint::function transposed) {
+  return make_autograd_node<adjoint>(operation, inputs, std::move(transposed));
 }
 
 }  // namespace bluefog::detail
