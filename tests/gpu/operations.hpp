@@ -159,7 +159,9 @@ void check_any(Comm& comm, std::string_view type, std::vector<finding>& found) {
     allgather(c, in.first(in.size() - static_cast<std::size_t>(c.rank())), out);
   });
   if (n > 1)
-    add("neighbor_allgather", topology::ring(comm.size()).in_neighbors(comm.rank()).size() * count,
+    add("neighbor_allgather",
+        static_cast<std::size_t>(topology::ring(comm.size()).in_neighbors(comm.rank()).size()) *
+            count,
         [](auto& c, auto in, auto out) {
           neighbor_allgather(c, in, out, topology::ring(c.size()));
         });
