@@ -6,6 +6,7 @@
 #include <bluefog/core/dtype.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/half.hpp>
+#include <bluefog/core/keep_for_ever.hpp>
 #include <bluefog/core/kernels.hpp>
 #include <bluefog/core/logger.hpp>
 #include <bluefog/core/reduce_op.hpp>

@@ -9,6 +9,7 @@
 
 #include <bluefog/backend/backoff.hpp>
 #include <bluefog/backend/task.hpp>
+#include <bluefog/core/keep_for_ever.hpp>
 
 namespace bluefog {
 
@@ -34,7 +35,7 @@ class leftovers {
     while (!sweep()) {
       if (std::chrono::steady_clock::now() > deadline) {
         transfers_left_behind = true;
-        keep_for_ever(std::move(tasks_));
+        detail::keep_for_ever(std::move(tasks_));
         return;
       }
       pause.pause();
@@ -60,13 +61,6 @@ class leftovers {
   }
 
  private:
-  static void keep_for_ever(std::vector<task> tasks) noexcept {
-    static std::mutex mutex;
-    static auto* const kept = new std::vector<std::vector<task>>;  // reachable, never destroyed
-    const std::scoped_lock lock(mutex);
-    kept->push_back(std::move(tasks));
-  }
-
   mutable std::mutex mutex_;
   std::vector<task> tasks_;
 };

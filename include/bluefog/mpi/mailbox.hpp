@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <list>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
@@ -11,6 +10,7 @@
 #include <mpi.h>
 
 #include <bluefog/backend/concepts.hpp>
+#include <bluefog/core/keep_for_ever.hpp>
 #include <bluefog/mpi/check.hpp>
 #include <bluefog/mpi/handle.hpp>
 #include <bluefog/mpi/library.hpp>
@@ -34,7 +34,8 @@ class mailbox {
     const auto lock = library::serialize();
     if (!is_running()) return;
     std::erase_if(sent_, left);
-    if (!sent_.empty()) keep_for_ever(std::move(sent_));  // MPI may not have read it yet
+    if (!sent_.empty())
+      bluefog::detail::keep_for_ever(std::move(sent_));  // MPI may not have read it yet
     if (used_ || has_letter(group_.get())) static_cast<void>(group_.release());
   }
 
@@ -90,13 +91,6 @@ class mailbox {
   static bool left(outgoing& each) noexcept {
     int complete = 0;
     return MPI_Test(&each.request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0;
-  }
-
-  static void keep_for_ever(std::list<outgoing> unsent) {
-    static std::mutex mutex;
-    static auto* const kept = new std::list<outgoing>;  // reachable, never destroyed
-    const std::scoped_lock lock(mutex);
-    kept->splice(kept->end(), unsent);
   }
 
   [[nodiscard]] static bool has_letter(MPI_Comm group) noexcept {

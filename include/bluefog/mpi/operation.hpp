@@ -32,8 +32,7 @@ struct part {
   std::byte* target = nullptr;             // of a receive
   int bytes = 0;
   int peer = everybody;
-  bool awaited = false;               // a receive whose message has not been seen yet
-  std::vector<std::byte> scrap = {};  // takes a message of the wrong length
+  bool awaited = false;  // a receive whose message has not been seen yet
 };
 
 /// MPI requests that complete together.
@@ -160,8 +159,7 @@ class operation {
       check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
       std::byte* target = it.target;
       if (bytes != it.bytes) {
-        it.scrap.resize(static_cast<std::size_t>(bytes));
-        target = it.scrap.data();
+        target = scraps_.emplace_back(static_cast<std::size_t>(bytes)).data();
       }
       check(MPI_Imrecv(target, bytes, MPI_BYTE, &message, &it.request), "MPI_Imrecv");
       if (bytes != it.bytes)
@@ -208,6 +206,7 @@ class operation {
   std::vector<part> parts_;  // empty as soon as nothing is in flight
   std::size_t next_ = 0;     // parts before it are complete
   std::ptrdiff_t awaited_ = 0;
+  std::vector<std::vector<std::byte>> scraps_;  // take messages of the wrong length
   std::shared_ptr<strays> unexpected_;
   std::optional<message_tag> tag_;
   MPI_Comm group_ = MPI_COMM_NULL;  // borrowed from the backend

@@ -14,6 +14,7 @@
 
 #include <bluefog/backend/message.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/core/keep_for_ever.hpp>
 #include <bluefog/mpi/check.hpp>
 #include <bluefog/mpi/handle.hpp>
 #include <bluefog/mpi/native.hpp>
@@ -31,7 +32,7 @@ class strays {
     const auto lock = threads::serialize();
     // A message that is still on its way keeps its memory until the process ends.
     for (dropped& each : dropped_)
-      if (is_running() && !arrived(each)) static_cast<void>(new auto(std::move(each.memory)));
+      if (is_running() && !arrived(each)) bluefog::detail::keep_for_ever(std::move(each.memory));
   }
 
   /// Calls `look` if that has not been done for a while.
