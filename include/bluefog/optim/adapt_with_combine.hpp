@@ -65,7 +65,7 @@ class adapt_with_combine : public detail::averaging_optimizer<Inner, Backend, To
   /// \param closure  evaluates the loss, with gradients; called once, first.
   /// \return the closure's loss.
   at::Tensor step(typename Inner::LossClosure closure = nullptr) override {
-    const at::Tensor loss = this->run(closure);
+    const at::Tensor loss = detail::evaluate(closure);
     auto& shared = this->shared();
     shared.step_began();
     this->refresh();

@@ -6,7 +6,6 @@
 #include <memory>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -17,10 +16,10 @@
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
-#include <bluefog/optim/agreement.hpp>
 #include <bluefog/optim/averaging.hpp>
 #include <bluefog/optim/averaging_plan.hpp>
 #include <bluefog/optim/backward_step.hpp>
+#include <bluefog/optim/communicates_over.hpp>
 #include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
@@ -31,7 +30,7 @@ namespace bluefog::optim::detail {
 
 /// The public face that the averaging wrappers share. Is the user's optimizer.
 template <steppable Inner, backend Backend, averaging_topology Topology>
-class averaging_optimizer : public Inner, public communicating_optimizer {
+class averaging_optimizer : public Inner, public communicates_over<Backend> {
  public:
   /// Calls the model's forward and returns what it returns. Counted as a pass if the model is in
   /// training and gradients are recorded.
@@ -121,13 +120,6 @@ class averaging_optimizer : public Inner, public communicating_optimizer {
                                                                          : step_kind::local;
   }
   [[nodiscard]] bool reduces_gradients() const noexcept override { return false; }
-  [[nodiscard]] int ranks() const noexcept override { return shared_->mixing().comm().size(); }
-  [[nodiscard]] int highest(int own) override {
-    return detail::highest(shared_->mixing().comm(), own);
-  }
-  [[nodiscard]] std::vector<double> of_every_rank(double value) override {
-    return gather_value(shared_->mixing().comm(), value);
-  }
   [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return shared_; }
 
   /// Writes what the user's optimizer writes, and where in the schedule it is. What is on its way
@@ -170,17 +162,14 @@ class averaging_optimizer : public Inner, public communicating_optimizer {
     announce();
   }
 
-  /// Runs the closure, once, with gradients recorded.
-  [[nodiscard]] static at::Tensor run(const typename Inner::LossClosure& closure) {
-    if (!closure) return {};
-    const c10::AutoGradMode grad(true);
-    return closure();
-  }
-
   [[nodiscard]] shared_type& shared() noexcept { return *shared_; }
   void refresh() { shared_->refresh(this->param_groups(), shared_); }
 
  private:
+  [[nodiscard]] communicator<Backend>& group() const noexcept override {
+    return shared_->mixing().comm();
+  }
+
   // Says where this optimizer is, to those that step it inside a backward.
   void announce() {
     shared_->stepping({[this] { Inner::step(); },

@@ -26,14 +26,13 @@
 #include <bluefog/neighbor/allreduce.hpp>
 #include <bluefog/neighbor/mixing.hpp>
 #include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/communicates_over.hpp>
 #include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/flat_parameters.hpp>
 #include <bluefog/optim/mixer.hpp>
 #include <bluefog/optim/parameters.hpp>
 #include <bluefog/tensor/dtype.hpp>
-#include <bluefog/topology/concepts.hpp>
 #include <bluefog/topology/neighborhood.hpp>
-#include <bluefog/topology/neighborhood_of.hpp>
 
 namespace bluefog::optim {
 
@@ -50,7 +49,7 @@ enum class memory : std::uint8_t { none, correction };
 /// What the methods without bias, or with their own momentum, share: they communicate in every
 /// step. Is the user's optimizer.
 template <steppable Inner, backend Backend, averaging_topology Topology>
-class exact_method : public Inner, public communicating_optimizer {
+class exact_method : public Inner, public communicates_over<Backend> {
  public:
   /// Calls the model's forward and returns what it returns, as the other wrappers do.
   template <module_like Model, class... Inputs>
@@ -66,11 +65,6 @@ class exact_method : public Inner, public communicating_optimizer {
   step_kind settle_gradients() override { return step_kind::mixing; }
   /// What a method corrects with sums over all ranks, so they must not step apart.
   [[nodiscard]] bool reduces_gradients() const noexcept override { return true; }
-  [[nodiscard]] int ranks() const noexcept override { return comm_->size(); }
-  [[nodiscard]] int highest(int own) override { return detail::highest(*comm_, own); }
-  [[nodiscard]] std::vector<double> of_every_rank(double value) override {
-    return gather_value(*comm_, value);
-  }
   [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return identity_; }
 
   /// Writes what the user's optimizer writes, the round, and what the method remembers.
@@ -123,11 +117,7 @@ class exact_method : public Inner, public communicating_optimizer {
 
   /// What every step begins with: runs the closure, once, with gradients recorded.
   at::Tensor begin_step(const typename Inner::LossClosure& closure) {
-    at::Tensor loss;
-    if (closure) {
-      const c10::AutoGradMode grad(true);
-      loss = closure();
-    }
+    at::Tensor loss = evaluate(closure);
     refresh();
     return loss;
   }
@@ -167,7 +157,7 @@ class exact_method : public Inner, public communicating_optimizer {
   /// Computed from the differences, not from the average: two ranks get opposite numbers along an
   /// edge, so what is summed up from step to step keeps its sum of zero, however long it goes on.
   [[nodiscard]] flat_tensors differences(const flat_tensors& values, std::int64_t round) const {
-    const neighborhood around = links(round);
+    const neighborhood around = links_in_round(topology_, comm_->rank(), round);
     flat_tensors result;
     for (const at::Tensor& own : values) {
       const mutable_buffer buffer{static_cast<std::byte*>(own.data_ptr()), own.numel(),
@@ -198,13 +188,7 @@ class exact_method : public Inner, public communicating_optimizer {
   }
 
  private:
-  /// \return whom this rank averages with in a round.
-  [[nodiscard]] neighborhood links(std::int64_t round) const {
-    if constexpr (topology::graph<Topology>)
-      return topology::neighborhood_of(topology_, comm_->rank());
-    else
-      return topology_.rounds(comm_->rank())[static_cast<std::ptrdiff_t>(round)];
-  }
+  [[nodiscard]] communicator<Backend>& group() const noexcept override { return *comm_; }
   void refresh() { flat_.refresh(this->param_groups()); }
   [[nodiscard]] static std::string key(std::size_t block) {
     return concat("bluefog_correction_", block);

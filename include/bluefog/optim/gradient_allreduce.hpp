@@ -3,7 +3,6 @@
 
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -15,7 +14,7 @@
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/logger.hpp>
-#include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/communicates_over.hpp>
 #include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/gradient_reducer.hpp>
 #include <bluefog/optim/options.hpp>
@@ -41,7 +40,7 @@ namespace bluefog::optim {
 ///
 /// \tparam Inner  the user's optimizer, moved in; not LBFGS.
 template <steppable Inner, backend Backend>
-class gradient_allreduce : public Inner, public communicating_optimizer {
+class gradient_allreduce : public Inner, public detail::communicates_over<Backend> {
  public:
   /// Makes the `step()` in its scope not synchronize again.
   class [[nodiscard]] skip_guard {
@@ -96,11 +95,7 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
   /// \param closure  evaluates the loss, with gradients; called once, first.
   /// \return the closure's loss.
   at::Tensor step(typename Inner::LossClosure closure = nullptr) override {
-    at::Tensor loss;
-    if (closure) {
-      const c10::AutoGradMode grad(true);
-      loss = closure();
-    }
+    const at::Tensor loss = detail::evaluate(closure);
     shared_->step_began();
     refresh();
     expects(!ended() || shared_->synchronized(),
@@ -141,12 +136,7 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
     return ended() ? step_kind::local : step_kind::reduced;
   }
   [[nodiscard]] bool reduces_gradients() const noexcept override { return true; }
-  [[nodiscard]] int ranks() const noexcept override { return shared_->comm().size(); }
   [[nodiscard]] bool all_present() const noexcept override { return shared_->all_present(); }
-  [[nodiscard]] int highest(int own) override { return detail::highest(shared_->comm(), own); }
-  [[nodiscard]] std::vector<double> of_every_rank(double value) override {
-    return detail::gather_value(shared_->comm(), value);
-  }
   [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return identity_; }
 
   /// Ends a window that was cut short, e.g. by the end of an epoch: reduces and steps. Collective.
@@ -236,6 +226,8 @@ class gradient_allreduce : public Inner, public communicating_optimizer {
   }
 
  private:
+  [[nodiscard]] communicator<Backend>& group() const noexcept override { return shared_->comm(); }
+
   // Whether a step made now steps with this rank's gradients alone. Throws if that is an error.
   [[nodiscard]] bool next_is_local() const {
     if (shared_->due() || shared_->synchronized()) return false;

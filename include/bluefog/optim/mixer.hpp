@@ -36,6 +36,15 @@ concept averaging_topology = topology::graph<T> || topology::schedule<T>;
 
 namespace detail {
 
+/// \return whom `place` averages with in a round: of a graph in each the same.
+template <averaging_topology Topology>
+[[nodiscard]] neighborhood links_in_round(const Topology& topology, int place, std::int64_t round) {
+  if constexpr (topology::graph<Topology>)
+    return topology::neighborhood_of(topology, place);
+  else
+    return topology.rounds(place)[static_cast<std::ptrdiff_t>(round)];
+}
+
 /// \return how many places a topology for communications of this type has.
 template <backend Backend>
 [[nodiscard]] int places(const communicator<Backend>& comm, communication_type type) {
@@ -237,10 +246,7 @@ class mixer {
 
   [[nodiscard]] neighborhood of_round(std::int64_t round) const {
     expect_fitting(type_);
-    if constexpr (topology::graph<Topology>)
-      return topology::neighborhood_of(topology_, own_place());
-    else
-      return topology_.rounds(own_place())[static_cast<std::ptrdiff_t>(round)];
+    return links_in_round(topology_, own_place(), round);
   }
 
   void expect_fitting(communication_type type) const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -58,6 +59,14 @@ constexpr void refuse_line_search() {
   static_assert(!std::is_base_of_v<torch::optim::LBFGS, Inner>,
                 "LBFGS evaluates the loss several times within a step, between which ranks would "
                 "have to communicate; take an optimizer that steps once, e.g. torch::optim::SGD");
+}
+
+/// Runs a closure that evaluates the loss, once, with gradients recorded.
+/// \return its loss; undefined if there is no closure.
+[[nodiscard]] inline at::Tensor evaluate(const torch::optim::Optimizer::LossClosure& closure) {
+  if (!closure) return {};
+  const c10::AutoGradMode grad(true);
+  return closure();
 }
 
 /// The parameters of all groups, each once, with their names in `module`.
