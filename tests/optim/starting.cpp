@@ -2,7 +2,6 @@
 // When the averaging optimizers begin to send, and what may happen meanwhile.
 #include <cstdint>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -71,18 +70,6 @@ std::vector<at::Tensor> trajectory(Comm& comm, start when, int passes,
     points.push_back(flatten(*net));
   }
   return points;
-}
-
-template <class Value>
-std::string saved(const Value& value) {
-  std::ostringstream stream;
-  torch::save(value, stream);
-  return stream.str();
-}
-template <class Value>
-void restore(const std::string& bytes, Value& value) {
-  std::istringstream stream(bytes);
-  torch::load(value, stream);
 }
 
 template <class Optimizer>

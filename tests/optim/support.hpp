@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,6 +36,20 @@ inline void fill(torch::nn::Module& module, int seed, double scale = 0.3) {
     each.copy_(values(each.sizes(), 1000 * seed + k, each.scalar_type()) * scale);
     ++k;
   }
+}
+
+/// \return what `torch::save` writes.
+template <class Value>
+std::string saved(const Value& value) {
+  std::ostringstream stream;
+  torch::save(value, stream);
+  return stream.str();
+}
+/// Loads what `saved` has returned.
+template <class Value>
+void restore(const std::string& bytes, Value& value) {
+  std::istringstream stream(bytes);
+  torch::load(value, stream);
 }
 
 /// Three layers without batch norm.

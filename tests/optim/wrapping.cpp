@@ -4,7 +4,6 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,18 +42,6 @@ simulation simulated_sgd(int ranks) {
 }
 SGD sgd_of(mlp& net) {
   return SGD(net->parameters(), SGDOptions(0.1).momentum(0.9));
-}
-
-template <class Value>
-std::string saved(const Value& value) {
-  std::ostringstream stream;
-  torch::save(value, stream);
-  return stream.str();
-}
-template <class Value>
-void restore(const std::string& bytes, Value& value) {
-  std::istringstream stream(bytes);
-  torch::load(value, stream);
 }
 
 }  // namespace
