@@ -17,12 +17,12 @@
 #include <CLI/CLI.hpp>
 
 #include <bluefog/collective.hpp>
-#include <bluefog/mpi.hpp>
+#include <bluefog/communicator.hpp>
 #include <bluefog/neighbor.hpp>
-#include <bluefog/thread.hpp>
 #include <bluefog/topology.hpp>
 
 #include "support/json_report.hpp"
+#include "support/run_ranks.hpp"
 #include "support/topologies.hpp"
 
 namespace {
@@ -110,20 +110,12 @@ int main(int argc, char** argv) {
                              "fully_connected"}));
   app.add_flag("--dynamic", chosen.dynamic, "talk to one neighbor of the topology per round");
   app.add_option("--seed", chosen.seed, "of the random numbers");
-  app.add_option("--backend", chosen.backend, "what carries the messages")
-      ->check(CLI::IsMember({"mpi", "threads"}));
-  app.add_option("--ranks", chosen.ranks, "how many, with --backend threads")
-      ->check(CLI::PositiveNumber);
+  example::add_backend_options(app, chosen.backend, chosen.ranks);
   app.add_option("--json", chosen.json, "file that gets a line of JSON per round");
   CLI11_PARSE(app, argc, argv);
 
   try {
-    if (chosen.backend == "threads") {
-      bluefog::run_threads(chosen.ranks, [&](auto& comm) { run_rank(comm, chosen); });
-    } else {
-      bluefog::communicator<bluefog::mpi_backend> comm;
-      run_rank(comm, chosen);
-    }
+    example::run_ranks(chosen.backend, chosen.ranks, [&](auto& comm) { run_rank(comm, chosen); });
   } catch (const std::exception& problem) {
     std::fprintf(stderr, "020_average_consensus: %s\n", problem.what());
     return 1;

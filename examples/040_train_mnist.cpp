@@ -27,6 +27,7 @@
 #include "support/json_report.hpp"
 #include "support/nets.hpp"
 #include "support/progress.hpp"
+#include "support/run_ranks.hpp"
 #include "support/topologies.hpp"
 #include "support/training_options.hpp"
 
@@ -165,12 +166,8 @@ int main(int argc, char** argv) {
   if (!options) return code;
   try {
     const example::digits digits = example::load_digits(options->data);
-    if (options->backend == "threads") {
-      bluefog::run_threads(options->ranks, [&](auto& comm) { run_rank(comm, *options, digits); });
-    } else {
-      bluefog::communicator<bluefog::mpi_backend> comm;
-      run_rank(comm, *options, digits);
-    }
+    example::run_ranks(options->backend, options->ranks,
+                       [&](auto& comm) { run_rank(comm, *options, digits); });
   } catch (const std::exception& error) {
     std::fprintf(stderr, "040_train_mnist: %s\n", error.what());
     return 1;

@@ -22,6 +22,7 @@
 #include "support/digits.hpp"
 #include "support/flat_parameters.hpp"
 #include "support/nets.hpp"
+#include "support/run_ranks.hpp"
 #include "support/training_options.hpp"
 
 namespace {
@@ -115,12 +116,8 @@ int main(int argc, char** argv) {
   if (const auto code = example::parse(app, argc, argv)) return *code;
   try {
     const example::digits digits = example::load_digits(options.data);
-    if (options.backend == "threads") {
-      bluefog::run_threads(options.ranks, [&](auto& comm) { compare(comm, options, digits); });
-    } else {
-      bluefog::communicator<bluefog::mpi_backend> comm;
-      compare(comm, options, digits);
-    }
+    example::run_ranks(options.backend, options.ranks,
+                       [&](auto& comm) { compare(comm, options, digits); });
   } catch (const std::exception& error) {
     std::fprintf(stderr, "050_local_sgd: %s\n", error.what());
     return 1;

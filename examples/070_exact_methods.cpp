@@ -20,14 +20,14 @@
 #include <CLI/CLI.hpp>
 #include <torch/torch.h>
 
-#include <bluefog/mpi.hpp>
+#include <bluefog/communicator.hpp>
 #include <bluefog/optim.hpp>
 #include <bluefog/tensor.hpp>
-#include <bluefog/thread.hpp>
 #include <bluefog/topology.hpp>
 
 #include "support/json_report.hpp"
 #include "support/regression.hpp"
+#include "support/run_ranks.hpp"
 #include "support/topologies.hpp"
 
 namespace {
@@ -154,20 +154,12 @@ int main(int argc, char** argv) {
   app.add_option("--momentum", chosen.momentum, "of decentlam and quasi_global_momentum");
   app.add_option("--iterations", chosen.iterations, "steps")->check(CLI::PositiveNumber);
   app.add_option("--every", chosen.every, "steps between two numbers")->check(CLI::PositiveNumber);
-  app.add_option("--backend", chosen.backend, "what carries the messages")
-      ->check(CLI::IsMember({"mpi", "threads"}));
-  app.add_option("--ranks", chosen.ranks, "how many, with --backend threads")
-      ->check(CLI::PositiveNumber);
+  example::add_backend_options(app, chosen.backend, chosen.ranks);
   app.add_option("--json", chosen.json, "file that gets a line of JSON per method");
   CLI11_PARSE(app, argc, argv);
 
   try {
-    if (chosen.backend == "threads") {
-      bluefog::run_threads(chosen.ranks, [&](auto& comm) { run_rank(comm, chosen); });
-    } else {
-      bluefog::communicator<bluefog::mpi_backend> comm;
-      run_rank(comm, chosen);
-    }
+    example::run_ranks(chosen.backend, chosen.ranks, [&](auto& comm) { run_rank(comm, chosen); });
   } catch (const std::exception& problem) {
     std::fprintf(stderr, "070_exact_methods: %s\n", problem.what());
     return 1;

@@ -12,6 +12,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "run_ranks.hpp"
+
 namespace example {
 
 /// What the user of a training example may choose.
@@ -54,10 +56,7 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv) {
 inline void add_common_options(CLI::App& app, training_options& chosen) {
   app.option_defaults()->always_capture_default();
   app.add_option("--model", chosen.model, "the network")->check(CLI::IsMember({"cnn", "mlp"}));
-  app.add_option("--backend", chosen.backend, "what carries the messages")
-      ->check(CLI::IsMember({"mpi", "threads"}));
-  app.add_option("--ranks", chosen.ranks, "how many, with --backend threads")
-      ->check(CLI::PositiveNumber);
+  add_backend_options(app, chosen.backend, chosen.ranks);
   app.add_option("--epochs", chosen.epochs, "passes over the data")->check(CLI::PositiveNumber);
   app.add_option("--batch-size", chosen.batch_size, "images per step and rank")
       ->check(CLI::PositiveNumber);

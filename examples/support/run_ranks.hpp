@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include <bluefog/communicator.hpp>
+#include <bluefog/mpi.hpp>
+#include <bluefog/thread.hpp>
+
+namespace example {
+
+/// Declares `--backend` and `--ranks`, with the present values as defaults.
+inline void add_backend_options(CLI::App& app, std::string& backend, int& ranks) {
+  app.add_option("--backend", backend, "what carries the messages")
+      ->check(CLI::IsMember({"mpi", "threads"}));
+  app.add_option("--ranks", ranks, "how many, with --backend threads")->check(CLI::PositiveNumber);
+}
+
+/// Calls `body(comm)` on every rank.
+///
+/// \param backend  "threads": this process has `ranks` of them; else it is one of those that a
+///                 launcher has started.
+template <class Body>
+void run_ranks(const std::string& backend, int ranks, const Body& body) {
+  if (backend == "threads") {
+    bluefog::run_threads(ranks, body);
+  } else {
+    bluefog::communicator<bluefog::mpi_backend> comm;
+    body(comm);
+  }
+}
+
+}  // namespace example
