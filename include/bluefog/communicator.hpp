@@ -147,10 +147,9 @@ class communicator {
     return made;
   }
 
-  /// Collective. \return a communicator of the same ranks with an order of operations of its own,
-  /// which
-  ///         counts into the statistics of this one: for what communicates at its own times, e.g.
-  ///         when gradients are ready, between the operations of the program.
+  /// Collective. \return a communicator of the same ranks with an order of operations of its
+  ///         own, which counts into the statistics of this one: for what communicates at its own
+  ///         times, e.g. when gradients are ready, between the operations of the program.
   [[nodiscard]] communicator companion() {
     std::vector<int> members(index(size()));
     std::iota(members.begin(), members.end(), 0);

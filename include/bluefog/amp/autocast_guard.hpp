@@ -16,9 +16,8 @@ namespace bluefog::amp {
 class [[nodiscard]] autocast_guard {
  public:
   /// \param device   operations on tensors of this device are concerned.
-  /// \param type     what they compute in: `at::kBFloat16`, or `at::kHalf`, for which gradients
-  /// have
-  ///                 to be scaled.
+  /// \param type     what they compute in: `at::kBFloat16`, or `at::kHalf`, for which
+  ///                 gradients have to be scaled.
   /// \param enabled  false: within this guard nothing is cast.
   explicit autocast_guard(at::DeviceType device, at::ScalarType type = at::kBFloat16,
                           bool enabled = true)

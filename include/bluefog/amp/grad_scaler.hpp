@@ -33,21 +33,19 @@ namespace bluefog::amp {
 /// With an optimizer that communicates, also if it is given as a `torch::optim::Optimizer&`:
 /// - `gradient_allreduce` is synchronized first. An infinity on one rank has then reached them all,
 ///   so all leave out the step, without a message for it, and their window ends.
-/// - `adapt_with_combine`, `adapt_then_combine`: in a step that communicates ranks tell one
-/// another,
-///   and all leave it out or none; the averaging takes place in any case. In a local step each rank
-///   decides for itself, and `update()` leaves the scale alone: what was found joins in the next
-///   step that communicates, so a window counts as one update and the scale is always the same on
-///   all ranks. On one rank every step decides.
+/// - `adapt_with_combine`, `adapt_then_combine`: in a step that communicates ranks tell
+///   one another, and all leave it out or none; the averaging takes place in any case. In a local
+///   step each rank decides for itself, and `update()` leaves the scale alone: what was found joins
+///   in the next step that communicates, so a window counts as one update and the scale is always
+///   the same on all ranks. On one rank every step decides.
 /// - The first step that communicates, with no rank in `gradient_allreduce::join()`, compares the
 ///   ranks' scales. So does the first one after a join, in which ranks may have updated at
 ///   different times: `scaler.load_state_dict(broadcast_object(comm, scaler.state_dict(),
 ///   optimizer.join()))`.
 class grad_scaler {
  public:
-  /// \throws usage_error if a factor is on the wrong side of 1, or the scale not positive and
-  /// finite
-  ///         in float32.
+  /// \throws usage_error if a factor is on the wrong side of 1, or the scale not positive
+  ///         and finite in float32.
   explicit grad_scaler(const grad_scaler_options& options = {})
       : options_(options), scale_(usable("init_scale", options.init_scale)) {
     expect_factors(options.growth_factor, options.backoff_factor, options.growth_interval);

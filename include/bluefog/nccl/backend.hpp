@@ -59,9 +59,8 @@ class nccl_backend {
 
   /// The ranks that meet. Collective. Each uses device `LOCAL_RANK`, if that is set, else the one
   /// with the rank's number among the ranks of its host.
-  /// \throws usage_error if there is no such device, two ranks have the same one, or NCCL is
-  /// another
-  ///         than the program was compiled for; timeout_error if a rank does not come.
+  /// \throws usage_error if there is no such device, two ranks have the same one, or NCCL
+  ///         is another than the program was compiled for; timeout_error if a rank does not come.
   explicit nccl_backend(const nccl::meeting& meeting)
       : nccl_backend(nccl::make_group(meeting), meeting.rank) {}
 

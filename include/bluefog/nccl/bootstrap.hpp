@@ -136,9 +136,8 @@ template <class Where>
 ///
 /// Collective. \param file  the same path on every rank, of a file that is not there before the job
 /// starts; rank 0 replaces what is.
-/// \throws usage_error if the numbers are wrong or the file cannot be written; timeout_error if
-/// rank
-///         0 does not come.
+/// \throws usage_error if the numbers are wrong or the file cannot be written; timeout_error
+///         if rank 0 does not come.
 [[nodiscard]] inline meeting meet_by_file(const std::filesystem::path& file, int rank, int size) {
   detail::expects_place(rank, size);
   meeting made{.rank = rank, .size = size, .words = nullptr};

@@ -72,9 +72,8 @@ class fabric {
       }
   }
 
-  /// \return who sent a message to `receiver` that carries a number below `oldest`, which nobody
-  /// will
-  ///         receive, and its number.
+  /// \return who sent a message to `receiver` that carries a number below `oldest`, which
+  ///         nobody will receive, and its number.
   [[nodiscard]] std::optional<letter> find_stray(int receiver, std::uint64_t oldest) {
     for (int sender = 0; sender < size_; ++sender) {
       auto& between = at(sender, receiver, channel::group);
