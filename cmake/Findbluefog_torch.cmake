@@ -7,6 +7,10 @@ Finds libtorch and makes the imported target ``bluefog::libtorch`` for programs 
 CPU: ``libtorch_cpu`` and ``libc10``, from a CPU or a CUDA build, with or without a CUDA toolkit.
 (The package that libtorch ships looks for a GPU, a toolkit and every CUDA library.)
 
+Makes ``bluefog::libtorch_cuda`` as well, for programs with CUDA tensors: ``libtorch_cuda`` and
+``libc10_cuda`` of a CUDA build. ``BLUEFOG_TORCH_CUDA`` says when: ``AUTO``, where all libraries that those
+need are there; ``ON``, where this is a CUDA build; ``OFF``, never.
+
 Looked at, in this order; the first that holds libtorch is taken:
 
 1. ``Torch_DIR`` (CMake variable or environment): libtorch's folder, or its ``share/cmake/Torch``;
@@ -21,6 +25,9 @@ nothing fits, ``bluefog_torch_REASON``: one sentence with the line that installs
 #]]
 
 set(BLUEFOG_TORCH_PYTHON "" CACHE FILEPATH "A Python that has the torch wheel installed")
+set(BLUEFOG_TORCH_CUDA AUTO CACHE STRING
+  "Make bluefog::libtorch_cuda, for CUDA tensors: ON, OFF, or AUTO (where its libraries are there)")
+set_property(CACHE BLUEFOG_TORCH_CUDA PROPERTY STRINGS AUTO ON OFF)
 
 # Sets <variable> to the libtorch folder that belongs to <place>, or to nothing.
 function(_bluefog_torch_folder variable place)
@@ -203,6 +210,27 @@ that are not on this machine, even to compute on the CPU; install them beside it
   set(${reason} "" PARENT_SCOPE)
 endfunction()
 
+# Makes bluefog::libtorch_cuda as BLUEFOG_TORCH_CUDA says.
+function(_bluefog_torch_cuda_target)
+  set(lib "${BLUEFOG_TORCH_ROOT}/lib")
+  if(NOT BLUEFOG_TORCH_CUDA OR NOT EXISTS "${lib}/libtorch_cuda.so")
+    return()
+  endif()
+  if(BLUEFOG_TORCH_CUDA STREQUAL "AUTO")
+    execute_process(COMMAND ldd "${lib}/libtorch_cuda.so" OUTPUT_VARIABLE needed ERROR_QUIET RESULT_VARIABLE result)
+    if(NOT result EQUAL 0 OR needed MATCHES "not found")
+      return()
+    endif()
+  endif()
+  add_library(bluefog::libtorch_cuda INTERFACE IMPORTED)
+  # Nothing names a symbol of them: they announce themselves to libtorch when they are loaded. What they need
+  # in their turn is theirs to find.
+  set_target_properties(bluefog::libtorch_cuda PROPERTIES
+    INTERFACE_LINK_LIBRARIES bluefog::libtorch
+    INTERFACE_LINK_OPTIONS "LINKER:--push-state,--no-as-needed,${lib}/libtorch_cuda.so,${lib}/libc10_cuda.so,\
+--pop-state,--allow-shlib-undefined,-rpath,${lib}")
+endfunction()
+
 if(TARGET bluefog::libtorch)
   set(bluefog_torch_FOUND TRUE)
 else()
@@ -217,6 +245,7 @@ else()
     endif()
   else()
     set(bluefog_torch_FOUND TRUE)
+    _bluefog_torch_cuda_target()
     if(NOT bluefog_torch_FIND_QUIETLY)
       message(STATUS "Found libtorch ${bluefog_torch_VERSION}: ${BLUEFOG_TORCH_ROOT}")
     endif()

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -21,25 +22,30 @@ namespace bluefog::amp {
 ///
 /// \param values  floating, of any dtypes and devices; sparse ones by their values.
 /// \return whether every element was finite. The factor is applied in any case.
-/// \note Waits for the device, once per device and dtype.
+/// \note Waits for each device once: whether a step is taken, the host has to know.
 [[nodiscard]] inline bool unscale_and_check(const std::vector<at::Tensor>& values, double factor) {
   const c10::AutoGradMode no_graph(false);
-  std::map<std::pair<std::size_t, at::ScalarType>, std::vector<at::Tensor>> alike;
-  std::vector<at::Device> devices;
+  struct device_part {
+    at::Device device;
+    at::Tensor found;   // 0 until something is not finite
+    at::Tensor factor;  // on the device
+    std::map<at::ScalarType, std::vector<at::Tensor>> alike = {};
+  };
+  std::vector<device_part> parts;
   for (const at::Tensor& each : values) {
-    std::size_t device = 0;
-    while (device < devices.size() && devices[device] != each.device()) ++device;
-    if (device == devices.size()) devices.push_back(each.device());
-    alike[{device, each.scalar_type()}].push_back(each.is_sparse() ? each._values() : each);
+    auto part = std::ranges::find(parts, each.device(), &device_part::device);
+    if (part == parts.end()) {
+      const auto options = at::TensorOptions().dtype(at::kFloat).device(each.device());
+      parts.push_back({each.device(), at::zeros({}, options), at::full({}, factor, options)});
+      part = std::prev(parts.end());
+    }
+    part->alike[each.scalar_type()].push_back(each.is_sparse() ? each._values() : each);
   }
-  bool finite = true;
-  for (const auto& [key, list] : alike) {
-    const auto options = at::TensorOptions().dtype(at::kFloat).device(devices[key.first]);
-    at::Tensor found = at::zeros({}, options);
-    at::_amp_foreach_non_finite_check_and_unscale_(list, found, at::full({}, factor, options));
-    finite = finite && found.item<float>() == 0;
-  }
-  return finite;
+  for (device_part& part : parts)
+    for (const auto& [type, list] : part.alike)
+      at::_amp_foreach_non_finite_check_and_unscale_(list, part.found, part.factor);
+  return std::ranges::all_of(parts,
+                             [](const device_part& part) { return part.found.item<float>() == 0; });
 }
 
 namespace detail {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <exception>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include <bluefog/backend/concepts.hpp>
@@ -25,16 +26,26 @@ namespace bluefog {
 /// moment, `follow` puts later work behind it. An exchange of device memory alone may be ready
 /// before it is over, unless it says `for_host`; `finished()` gives an operation that is complete
 /// once all work so far is.
-/// `scratch` gives temporary device memory, used in that same order.
+/// `scratch` gives temporary device memory, used in that same order. Others work on device memory
+/// in that order by way of `give(work)`, which calls `work()`: that gives something to `stream()`.
+/// What the program gives to its own stream, which `caller_stream` names, comes behind all work so
+/// far after `caller_follows()`; `synchronize()` waits for that work.
 template <class B>
 concept device_backend =
-    backend<B> &&
-    requires(B& transport, const B& view, const void* data, std::size_t bytes, mutable_buffer out,
-             const_buffer in, double weight, std::span<const kernel::weighted_input> weighted,
+    backend<B> && std::is_pointer_v<typename B::stream_type> &&
+    requires(B& transport, const B& view, typename B::stream_type stream, void (*work)(),
+             const void* data, std::size_t bytes, mutable_buffer out, const_buffer in,
+             double weight, std::span<const kernel::weighted_input> weighted,
              std::span<const const_buffer> inputs, reduce_op op, int divisor, message_tag tag,
              bool for_host) {
       { transport.exchange(tag, for_host) } -> exchange_of<typename B::operation_type>;
+      { view.device() } noexcept -> std::same_as<int>;
+      { view.stream() } noexcept -> std::same_as<typename B::stream_type>;
       { view.on_device(data) } -> std::same_as<bool>;
+      { transport.caller_stream(stream) } -> std::same_as<void>;
+      { transport.give(work) } -> std::same_as<void>;
+      { transport.caller_follows() } -> std::same_as<void>;
+      { transport.synchronize() } -> std::same_as<void>;
       { transport.scratch(bytes) } -> std::same_as<scratch_pool::block>;
       { transport.called() } -> std::movable;
       { transport.follow(transport.called()) } -> std::same_as<void>;

@@ -6,6 +6,7 @@
 
 #include <bluefog/backend/compute.hpp>
 #include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/options.hpp>
 #include <bluefog/backend/state.hpp>
 #include <bluefog/core/scratch.hpp>
 
@@ -69,7 +70,10 @@ class operation_context {
   [[nodiscard]] int size() const noexcept { return state_->transport().size(); }
   [[nodiscard]] Backend& transport() const noexcept { return state_->transport(); }
   [[nodiscard]] const machine_layout& layout() const noexcept { return state_->layout(); }
+  [[nodiscard]] const communicator_options& options() const noexcept { return state_->options(); }
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  /// \return whether all ranks take part, in one order; else it is between two.
+  [[nodiscard]] bool collective() const noexcept { return lane_ == channel::group; }
 
   /// \return messages of this operation, to be filled and submitted.
   [[nodiscard]] counted_exchange<Backend> exchange(

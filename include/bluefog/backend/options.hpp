@@ -26,6 +26,10 @@ struct communicator_options {
   /// ranks that share memory do. The same on every rank.
   std::optional<int> nodes_per_machine = settings::from_environment().nodes_per_machine;
 
+  /// Tensors of a device travel by way of host memory, also where the transport takes them as they
+  /// are, and are mixed on the CPU (`BLUEFOG_OPS_ON_CPU`). Native reductions stay the transport's.
+  bool ops_on_cpu = settings::from_environment().ops_on_cpu;
+
   /// \throws usage_error that names the option and its value.
   void validate() const {
     expects(timeout.count() > 0, "communicator: the timeout must be positive, got ",

@@ -47,6 +47,7 @@ struct settings {
       variable{"BLUEFOG_ALLOW_SINGLETON", "0 or 1",
                "accept one rank although a launcher started several"},
       variable{"BLUEFOG_ALLOW_SHARED_DEVICE", "0 or 1", "accept several NCCL ranks on one device"},
+      variable{"BLUEFOG_OPS_ON_CPU", "0 or 1", "tensors of a device travel as host memory"},
   };
 
   /// Beginnings of variables that the build, the tests and the benchmarks read.
@@ -62,6 +63,7 @@ struct settings {
   int mpi_thread_level = 3;
   bool allow_singleton = false;
   bool allow_shared_device = false;
+  bool ops_on_cpu = false;
 
   /// Reads the environment as it is now.
   /// \throws usage_error if a variable of the table holds something else than it may.
@@ -77,6 +79,7 @@ struct settings {
     read("BLUEFOG_MPI_THREAD_LEVEL", result.mpi_thread_level, 0, 3);
     read("BLUEFOG_ALLOW_SINGLETON", result.allow_singleton);
     read("BLUEFOG_ALLOW_SHARED_DEVICE", result.allow_shared_device);
+    read("BLUEFOG_OPS_ON_CPU", result.ops_on_cpu);
     return result;
   }
 
@@ -104,7 +107,8 @@ struct settings {
                   "\nBLUEFOG_LOG_HIDE_TIME=", log_hide_time,
                   "\nBLUEFOG_MPI_THREAD_LEVEL=", mpi_thread_level,
                   "\nBLUEFOG_ALLOW_SINGLETON=", allow_singleton,
-                  "\nBLUEFOG_ALLOW_SHARED_DEVICE=", allow_shared_device, "\n");
+                  "\nBLUEFOG_ALLOW_SHARED_DEVICE=", allow_shared_device,
+                  "\nBLUEFOG_OPS_ON_CPU=", ops_on_cpu, "\n");
   }
 
  private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -49,6 +51,7 @@ namespace bluefog {
 class nccl_backend {
  public:
   using operation_type = nccl::operation;
+  using stream_type = cudaStream_t;
   static constexpr std::string_view name = "nccl";
   static constexpr memory_space space = memory_space::device;
 
@@ -91,6 +94,7 @@ class nccl_backend {
   /// \return the stream that this communicator's work is given to.
   [[nodiscard]] cudaStream_t stream() const noexcept { return connection_->stream(); }
   /// Names the stream on which the program makes what it communicates; at first the default stream.
+  /// Operations on tensors name libtorch's current stream by themselves.
   void caller_stream(cudaStream_t stream) noexcept { caller_ = stream; }
 
   /// \param for_host  whether the host reads the messages as soon as the operation is complete.
@@ -161,6 +165,31 @@ class nccl_backend {
     return connection_->take_work() ? nccl::operation::all_so_far(connection_) : nccl::operation();
   }
 
+  /// Calls `work()`, which gives something to `stream()`, in order with the communications.
+  template <std::invocable Work>
+  void give(Work work) {
+    const auto inside = connection_->enter();
+    connection_->note_work();
+    work();
+  }
+
+  /// Makes the stream that `caller_stream` names wait for all work so far.
+  void caller_follows() {
+    const auto inside = connection_->enter();
+    const auto moment = last_moment();
+    nccl::check(cudaStreamWaitEvent(caller_, moment.get(), 0), "cudaStreamWaitEvent");
+  }
+
+  /// Blocks until all work so far is over: for memory that the host shares with the device.
+  void synchronize() {
+    const auto moment = last_moment();
+    const auto over = [&] {
+      const auto inside = connection_->enter();
+      return nccl::is_over(moment.get());
+    };
+    while (!over()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+
   void mix(mutable_buffer out, double self_weight, const_buffer self,
            std::span<const kernel::weighted_input> inputs) {
     expects(on_device(self.data), "nccl_backend: in and out have to lie in the same memory");
@@ -176,15 +205,20 @@ class nccl_backend {
     compute([&](const nccl::kernels& on) { on.divide(stream(), values, divisor); });
   }
   void copy(const_buffer in, mutable_buffer out) {
-    const auto inside = connection_->enter();
-    nccl::check(cudaMemcpyAsync(out.data, in.data, in.bytes(), cudaMemcpyDefault, stream()),
-                "cudaMemcpyAsync");
-    connection_->note_work();
+    give([&] {
+      nccl::check(cudaMemcpyAsync(out.data, in.data, in.bytes(), cudaMemcpyDefault, stream()),
+                  "cudaMemcpyAsync");
+    });
   }
 
  private:
   nccl_backend(nccl::group group, int rank)
       : group_(std::move(group)), rank_(rank), connection_(nccl::connect(group_, rank)) {}
+
+  [[nodiscard]] nccl::unique_event last_moment() {
+    const auto inside = connection_->enter();
+    return nccl::record(stream());
+  }
 
   template <class Begin>
   [[nodiscard]] nccl::operation start(nccl::staging host, Begin begin) {
@@ -194,10 +228,8 @@ class nccl_backend {
   }
 
   template <class Compute>
-  void compute(Compute give) {
-    const auto inside = connection_->enter();
-    connection_->note_work();
-    give(nccl::kernels::of(device()));
+  void compute(Compute begin) {
+    give([&] { begin(nccl::kernels::of(device())); });
   }
 
   nccl::group group_;

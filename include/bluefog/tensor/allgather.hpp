@@ -17,9 +17,10 @@
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/reduce_op.hpp>
 #include <bluefog/tensor/allreduce.hpp>
+#include <bluefog/tensor/arguments.hpp>
+#include <bluefog/tensor/call.hpp>
 #include <bluefog/tensor/gathered.hpp>
 #include <bluefog/tensor/parcel.hpp>
-#include <bluefog/tensor/threads.hpp>
 
 namespace bluefog {
 
@@ -48,11 +49,12 @@ void issue_allgather(communicator<Backend>& comm, const at::Tensor& x, const cal
       describe_gather(comm, "allgather", result->outline(), result->shape(), options);
   if (comm.checks() && result->gradient()) description.agreement += " with gradient";
   differentiate_allgather(comm, result, x);
-  share_cores(comm);
+  prepare(comm, only(x));
   issue(std::move(description), [&](operation_context<Backend> context) {
-    parcel values(only(x), {});
-    task work = allgather_task(context, values.in(), result->shape(), room_in(result), values);
-    return then_take(std::move(work), result, place);
+    parcel values(context, only(x), {});
+    task work =
+        allgather_task(context, values.in(), result->shape(), room_in(context, result), nullptr);
+    return then_take(context, std::move(work), std::move(values), result, place);
   });
 }
 

@@ -14,6 +14,7 @@
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/reduce_op.hpp>
 #include <bluefog/tensor/call.hpp>
+#include <bluefog/tensor/carry.hpp>
 #include <bluefog/tensor/parcel.hpp>
 
 namespace bluefog {
@@ -42,12 +43,12 @@ template <backend Backend>
   return tensor_call{
       std::move(description), tensors.out,
       [tensors, op, participants = options.scope](operation_context<Backend> context) {
-        auto parcels = parcels_by_type(tensors.in, tensors.out);
+        auto parcels = parcels_by_type(context, tensors.in, tensors.out);
         std::vector<task> works;
         for (const parcel& each : parcels)
           works.push_back(
               allreduce_task(context, each.in(), each.out(), op, participants, nullptr));
-        return in_sequence(std::move(works), std::move(parcels));
+        return carry(context, std::move(works), std::move(parcels));
       }};
 }
 
@@ -67,9 +68,11 @@ template <backend Backend>
 /// \throws usage_error if the tensor's type, layout or device is not supported, integers are to be
 ///         averaged, or min, max or product are to be differentiated; nothing was sent.
 /// \throws timeout_error, transport_error, mismatch_error, peer_error.
-/// \note Sends 2(n-1)/n times the tensor. A contiguous tensor on the CPU travels without a copy,
-///       others are copied first. backward() communicates too: every rank must call it, while the
-///       communicator lives, and on the same graph.
+/// \note Sends 2(n-1)/n times the tensor. A contiguous tensor travels without a copy if it is on
+/// the
+///       CPU, or on the transport's device; others are copied first, see `parcel`. backward()
+///       communicates too: every rank must call it, while the communicator lives, and on the same
+///       graph.
 template <backend Backend>
 at::Tensor allreduce(communicator<Backend>& comm, const at::Tensor& x,
                      reduce_op op = reduce_op::average, const allreduce_options& options = {}) {

@@ -17,6 +17,7 @@
 #include <bluefog/neighbor/mixing.hpp>
 #include <bluefog/tensor/allreduce.hpp>
 #include <bluefog/tensor/call.hpp>
+#include <bluefog/tensor/carry.hpp>
 #include <bluefog/tensor/parcel.hpp>
 
 namespace bluefog {
@@ -48,11 +49,11 @@ template <backend Backend>
   });
   return tensor_call{std::move(description), tensors.out,
                      [tensors, root](operation_context<Backend> context) {
-                       parcel values(tensors.in, tensors.out);
+                       parcel values(context, tensors.in, tensors.out);
                        const std::size_t bytes = values.layout().bytes;
                        task work = broadcast_task(context, as_bytes(values.input(), bytes),
                                                   as_bytes(values.output(), bytes), root, nullptr);
-                       return then_deliver(std::move(work), std::move(values));
+                       return carry(context, std::move(work), std::move(values));
                      }};
 }
 

@@ -17,8 +17,9 @@
 #include <bluefog/backend/request.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/tensor/arguments.hpp>
+#include <bluefog/tensor/device.hpp>
 #include <bluefog/tensor/gradient.hpp>
-#include <bluefog/tensor/parcel.hpp>
 #include <bluefog/tensor/threads.hpp>
 
 namespace bluefog::detail {
@@ -80,10 +81,17 @@ struct tensor_call {
 template <class Make>
 tensor_call(call_description, std::vector<at::Tensor>, Make) -> tensor_call<Make>;
 
+/// What comes before each operation on tensors, on the calling thread.
+template <backend Backend>
+void prepare(communicator<Backend>& comm, std::span<const at::Tensor> tensors) {
+  share_cores(comm);
+  name_caller_stream(comm, tensors);
+}
+
 /// Runs the call. \return its results.
 template <backend Backend, class Make>
 std::vector<at::Tensor> run(communicator<Backend>& comm, tensor_call<Make> call) {
-  share_cores(comm);
+  prepare(comm, call.results);
   comm.run(std::move(call.description), std::move(call.make));
   return std::move(call.results);
 }
@@ -91,7 +99,7 @@ std::vector<at::Tensor> run(communicator<Backend>& comm, tensor_call<Make> call)
 /// Starts the call. \return its results, to come.
 template <backend Backend, class Make>
 request<std::vector<at::Tensor>> start(communicator<Backend>& comm, tensor_call<Make> call) {
-  share_cores(comm);
+  prepare(comm, call.results);
   auto started = comm.start(std::move(call.description), std::move(call.make));
   return {comm.driver(), std::move(started), std::move(call.results)};
 }
@@ -105,7 +113,7 @@ at::Tensor run_single(communicator<Backend>& comm, tensor_call<Make> call) {
 /// Starts a call that has one result.
 template <backend Backend, class Make>
 request<at::Tensor> start_single(communicator<Backend>& comm, tensor_call<Make> call) {
-  share_cores(comm);
+  prepare(comm, call.results);
   auto started = comm.start(std::move(call.description), std::move(call.make));
   return {comm.driver(), std::move(started), std::move(call.results.front())};
 }

@@ -13,6 +13,7 @@
 #include <bluefog/neighbor/hierarchical_allreduce.hpp>
 #include <bluefog/neighbor/links.hpp>
 #include <bluefog/tensor/call.hpp>
+#include <bluefog/tensor/carry.hpp>
 #include <bluefog/tensor/neighbor_allreduce.hpp>
 #include <bluefog/tensor/parcel.hpp>
 #include <bluefog/topology/exponential.hpp>
@@ -48,11 +49,11 @@ template <backend Backend, neighbor_links Links>
   });
   return tensor_call{
       std::move(description), tensors.out, [tensors, own](operation_context<Backend> context) {
-        auto parcels = parcels_by_type(tensors.in, tensors.out);
+        auto parcels = parcels_by_type(context, tensors.in, tensors.out);
         std::vector<task> works;
         for (const parcel& each : parcels)
           works.push_back(hierarchical_task(context, each.in(), each.out(), own, nullptr));
-        return in_sequence(std::move(works), std::move(parcels));
+        return carry(context, std::move(works), std::move(parcels));
       }};
 }
 

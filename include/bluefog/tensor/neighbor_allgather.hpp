@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -12,21 +11,24 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/request.hpp>
 #include <bluefog/communicator.hpp>
-#include <bluefog/core/kernels.hpp>
 #include <bluefog/core/reduce_op.hpp>
 #include <bluefog/core/scratch.hpp>
 #include <bluefog/neighbor/allgather.hpp>
 #include <bluefog/neighbor/links.hpp>
+#include <bluefog/tensor/arguments.hpp>
+#include <bluefog/tensor/call.hpp>
+#include <bluefog/tensor/carry.hpp>
+#include <bluefog/tensor/device.hpp>
 #include <bluefog/tensor/gathered.hpp>
 #include <bluefog/tensor/gradient.hpp>
 #include <bluefog/tensor/neighbor_allreduce.hpp>
 #include <bluefog/tensor/parcel.hpp>
-#include <bluefog/tensor/threads.hpp>
 #include <bluefog/topology/exponential.hpp>
 #include <bluefog/topology/neighborhood.hpp>
 
@@ -38,7 +40,8 @@ at::Tensor neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x, 
 
 namespace detail {
 
-/// Sends every destination a slice of its own, and sums what the sources send.
+/// Sends every destination a slice of its own, and sums what the sources send; without any, `out`
+/// stays as it is.
 ///
 /// \param lengths  of the slices of `in`, in elements, in the order of `links.destinations`.
 template <backend Backend, class Owner>
@@ -61,10 +64,7 @@ task scatter_sum_task(operation_context<Backend> context, const_buffer in,
   }
   auto transfer = std::move(exchange).submit();
   co_await transfer;
-  if (!inputs.empty())
-    context.compute().reduce(reduce_op::sum, out, inputs);
-  else if (out.count > 0)
-    std::memset(out.data, 0, out.bytes());
+  if (!inputs.empty()) context.compute().reduce(reduce_op::sum, out, inputs);
 }
 
 /// The transposed exchange of a `neighbor_allgather`: gives every source its slice of `gradient`
@@ -82,21 +82,27 @@ template <backend Backend>
   std::vector<std::int64_t> lengths;
   for (const auto each : rows) lengths.push_back(each * row_elements);
 
+  const bool alone = links.destinations.empty();  // nobody gives anything back
   at::Tensor sum;
   {
     const c10::AutoGradMode no_graph(false);
-    sum = at::empty(sizes, gradient.options().requires_grad(false));
+    const auto kind = gradient.options().requires_grad(false);
+    sum = alone ? at::zeros(sizes, kind) : at::empty(sizes, kind);
   }
   if (needs_gradient(only(gradient)))  // the derivative of the transposed exchange is the exchange
     make_adjoint(operation, only(gradient), [&comm, links](std::vector<at::Tensor> gradients) {
       return std::vector<at::Tensor>{neighbor_allgather(comm, gradients.front(), links)};
     })->add_result(sum);
+  name_caller_stream(comm, only(gradient));
   comm.run(std::move(description), [&](operation_context<Backend> context) {
-    const parcel slices(only(gradient), {});
-    const parcel result(only(sum), only(sum));
-    task work =
-        scatter_sum_task(context, slices.in(), lengths, result.out(), transposed(links), slices);
-    return then_deliver(std::move(work), result);
+    std::vector<parcel> parcels;
+    constexpr std::span<const at::Tensor> none;
+    parcels.emplace_back(context, only(gradient), none);
+    parcels.emplace_back(context, none, alone ? none : only(sum));
+    std::vector<task> works;
+    works.push_back(scatter_sum_task(context, parcels[0].in(), lengths, parcels[1].out(),
+                                     transposed(links), nullptr));
+    return carry(context, std::move(works), std::move(parcels));
   });
   return sum;
 }
@@ -114,12 +120,12 @@ void issue_neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x, 
                                     sizes = x.sizes().vec()](std::vector<at::Tensor> gradients) {
     return std::vector<at::Tensor>{give_back(comm, gradients.front(), own, *rows, sizes)};
   });
-  share_cores(comm);
+  prepare(comm, only(x));
   issue(std::move(description), [&](operation_context<Backend> context) {
-    parcel values(only(x), {});
-    task work = neighbor_allgather_task(context, values.in(), result->shape(), own, room_in(result),
-                                        values);
-    return then_take(std::move(work), result, place);
+    parcel values(context, only(x), {});
+    task work = neighbor_allgather_task(context, values.in(), result->shape(), own,
+                                        room_in(context, result), nullptr);
+    return then_take(context, std::move(work), std::move(values), result, place);
   });
 }
 

@@ -13,6 +13,7 @@
 #include <bluefog/neighbor/allreduce.hpp>
 #include <bluefog/neighbor/links.hpp>
 #include <bluefog/tensor/call.hpp>
+#include <bluefog/tensor/carry.hpp>
 #include <bluefog/tensor/parcel.hpp>
 #include <bluefog/topology/exponential.hpp>
 #include <bluefog/topology/neighborhood.hpp>
@@ -49,10 +50,10 @@ template <backend Backend, neighbor_links Links>
   });
   return tensor_call{
       std::move(description), tensors.out, [tensors, own](operation_context<Backend> context) {
-        parcel values(tensors.in, tensors.out);
+        parcel values(context, tensors.in, tensors.out);
         task work =
             mix_task(context, values.input(), values.output(), values.layout(), own, nullptr);
-        return then_deliver(std::move(work), std::move(values));
+        return carry(context, std::move(work), std::move(values));
       }};
 }
 

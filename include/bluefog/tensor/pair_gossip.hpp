@@ -12,6 +12,7 @@
 #include <bluefog/communicator.hpp>
 #include <bluefog/neighbor/pair_gossip.hpp>
 #include <bluefog/tensor/call.hpp>
+#include <bluefog/tensor/carry.hpp>
 #include <bluefog/tensor/neighbor_allreduce.hpp>
 #include <bluefog/tensor/parcel.hpp>
 #include <bluefog/topology/neighborhood.hpp>
@@ -42,10 +43,10 @@ template <backend Backend>
   });
   return tensor_call{
       std::move(description), tensors.out, [tensors, links](operation_context<Backend> context) {
-        parcel values(tensors.in, tensors.out);
+        parcel values(context, tensors.in, tensors.out);
         task work =
             mix_task(context, values.input(), values.output(), values.layout(), links, nullptr);
-        return then_deliver(std::move(work), std::move(values));
+        return carry(context, std::move(work), std::move(values));
       }};
 }
 

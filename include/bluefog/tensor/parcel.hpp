@@ -5,134 +5,169 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/TensorImpl.h>
 
-#include <bluefog/backend/task.hpp>
+#include <bluefog/backend/compute.hpp>
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/context.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/core/scratch.hpp>
 #include <bluefog/neighbor/mixing.hpp>
+#include <bluefog/tensor/arguments.hpp>
+#include <bluefog/tensor/device.hpp>
 #include <bluefog/tensor/dtype.hpp>
 
 namespace bluefog::detail {
 
-/// Checks that a tensor can travel. \return the type of its elements.
-inline dtype expects_tensor(std::string_view operation, const at::Tensor& x) {
-  expects(x.defined(), operation, ": the tensor is undefined");
-  expects(x.layout() == c10::kStrided && !x.is_nested(), operation,
-          ": the tensor must be dense, got layout ", x.layout(), x.is_nested() ? " (nested)" : "");
-  expects(x.is_cpu() || x.is_cuda(), operation,
-          ": the tensor must be on a CPU or CUDA device, got ", x.device());
-  return dtype_from(x.scalar_type(), operation);
-}
-
-/// Checks that a tensor can travel and take the result.
-inline void expects_target(std::string_view operation, const at::Tensor& x) {
-  expects_tensor(operation, x);
-  expects(at::has_internal_overlap(x) != at::MemOverlap::Yes, operation,
-          ": several elements of the tensor are one place in memory, so it cannot be written; "
-          "clone() it first");
-  expects(!(c10::GradMode::is_enabled() && x.requires_grad()), operation,
-          ": a tensor that requires a gradient cannot be changed in place; use the form without "
-          "underscore, or torch::NoGradGuard");
-  expects(!x.is_inference() || c10::InferenceMode::is_enabled(), operation,
-          ": an inference tensor cannot be changed outside of inference mode; clone() it first");
-}
-
-/// \return the element types and lengths of tensors that can travel, without their memory; one
-///         empty array in place of no tensors, so that an operation is described by its last one.
-[[nodiscard]] inline std::vector<const_buffer> outlines(std::span<const at::Tensor> tensors) {
-  std::vector<const_buffer> result;
-  for (const at::Tensor& x : tensors)
-    result.push_back({nullptr, x.numel(), dtype_from(x.scalar_type()).value()});
-  if (result.empty()) result.push_back({nullptr, 0, dtype::float32});
-  return result;
-}
-
-/// \return e.g. " float32 [2, 3]", for check mode.
-[[nodiscard]] inline std::string shapes_text(std::span<const at::Tensor> tensors) {
-  std::string text = tensors.size() == 1 ? "" : concat(" ", tensors.size(), " tensors");
-  for (const at::Tensor& x : tensors)
-    text += concat(" ", dtype_from(x.scalar_type()).value(), " ", x.sizes());
-  return text;
-}
-
-/// Whether a tensor's own memory holds its elements as they travel: in row-major order, on the
-/// host.
+/// Whether a tensor's own memory holds its elements as they travel: in row-major order.
 [[nodiscard]] inline bool travels_as_it_is(const at::Tensor& x) {
-  return x.is_cpu() && x.is_contiguous() && !x.is_neg() && !x._is_zerotensor();
+  return x.is_contiguous() && !x.is_neg() && !x._is_zerotensor();
 }
 
-/// A view of host memory as a tensor of the shape and type of `x`.
-[[nodiscard]] inline at::Tensor view_like(const at::Tensor& x, std::byte* memory) {
-  return at::from_blob(memory, x.sizes(), x.options().device(c10::kCPU).requires_grad(false));
-}
-
-/// One tensor as a list.
-[[nodiscard]] inline std::span<const at::Tensor> only(const at::Tensor& x) noexcept {
-  return {&x, 1};
-}
-
-/// Tensors that travel together: their elements in logical order, in one piece of host memory.
+/// Tensors that travel together: their elements in logical order, in one piece of memory.
 ///
 /// One tensor whose memory already is like that lends it; everything else is copied: strided,
-/// transposed, expanded and channels-last tensors, those of other devices, and several at once.
-/// Copies of a parcel share the memory.
+/// transposed, expanded and channels-last tensors, and several at once. The memory is the device's
+/// where all tensors are on the transport's device. Else it is the host's, to and from which
+/// tensors of a device are copied on streams of their own, after what the program had given to its
+/// stream: nobody waits for a device as a whole.
 class parcel {
  public:
-  /// \param in       what to send; checked before.
+  /// Tensors of the host are copied here and now.
+  /// \param in       what to send; checked before; may be none.
   /// \param targets  what gets the result, of the same shapes: other tensors, or `in` again; none
   ///                 if the parcel is only sent.
-  parcel(std::span<const at::Tensor> in, std::span<const at::Tensor> targets) {
+  /// \throws usage_error if a tensor is on another CUDA device than that of the transport.
+  template <backend Backend>
+  parcel(const operation_context<Backend>& context, std::span<const at::Tensor> in,
+         std::span<const at::Tensor> targets) {
     const c10::AutoGradMode no_graph(false);
-    lay_out(in);
-    if (in.size() == 1 && travels_as_it_is(in.front())) {
-      in_ = in.front().detach();
-    } else {
-      in_ = memory();
-      for (std::size_t i = 0; i < in.size(); ++i) pack(in[i], in_bytes(i));
-      out_ = in_;
+    lay_out(in.empty() ? targets : in);
+    device_ = common_device(context, in, targets);
+    if (!device_) note_passages(in, targets);
+    if (in.size() == 1 && lends(in.front())) {
+      lent_in_ = in.front().detach();
+      in_ = static_cast<const std::byte*>(lent_in_.const_data_ptr());
+    } else if (!in.empty()) {
+      in_ = out_ = own_ = memory(context);
+      for (const at::Tensor& each : in) sources_.push_back(each.detach());
     }
-    if (targets.size() == 1 && travels_as_it_is(targets.front())) {
-      out_ = targets.front().detach();
-      mark_written(out_);
-    } else {
-      if (!out_.defined()) out_ = memory();
+    if (targets.size() == 1 && lends(targets.front())) {
+      lent_out_ = targets.front().detach();
+      out_ = static_cast<std::byte*>(lent_out_.mutable_data_ptr());
+      mark_written(lent_out_);
+    } else if (!targets.empty()) {
+      if (own_ == nullptr) own_ = memory(context);
+      out_ = own_;
       for (const at::Tensor& target : targets) targets_.push_back(target.detach());
     }
+    if (!device_) pack_on_host();
   }
 
   [[nodiscard]] const packed_layout& layout() const noexcept { return layout_; }
-  [[nodiscard]] const std::byte* input() const {
-    return static_cast<const std::byte*>(in_.const_data_ptr());
-  }
-  [[nodiscard]] std::byte* output() const {
-    return static_cast<std::byte*>(out_.mutable_data_ptr());
-  }
+  [[nodiscard]] const std::byte* input() const noexcept { return in_; }
+  [[nodiscard]] std::byte* output() const noexcept { return out_; }
 
   /// \return all elements, which have to be of one type.
   [[nodiscard]] const_buffer in() const { return {input(), count(), type()}; }
   [[nodiscard]] mutable_buffer out() const { return {output(), count(), type()}; }
 
-  /// Copies the result to the targets that have not been written directly.
-  void deliver() const {
-    const c10::AutoGradMode no_graph(false);
-    for (std::size_t i = 0; i < targets_.size(); ++i)
-      unpack(output() + layout_.segments[i].offset, targets_[i]);
+  /// \return the device that the memory is on, if it is on one.
+  [[nodiscard]] const std::optional<c10::Device>& device() const noexcept { return device_; }
+  /// \return whether tensors of a device travel as host memory.
+  [[nodiscard]] bool crosses() const noexcept { return !passages_.empty(); }
+  /// \return whether the result has to be copied to where it belongs.
+  [[nodiscard]] bool delivers() const noexcept { return !targets_.empty(); }
+
+  /// Has the transport's stream copy what lies on its device into the parcel.
+  template <backend Backend>
+  void load(const operation_context<Backend>& context) {
+    if constexpr (device_backend<Backend>)
+      if (device_)
+        give_copies(
+            context.transport(), [this](std::size_t i) { pack(i); }, sources_);
   }
 
+  /// Copies the result to the targets that have not been written directly, or has a stream do so.
+  template <backend Backend>
+  void deliver(const operation_context<Backend>& context) {
+    if constexpr (device_backend<Backend>)
+      if (device_)
+        return give_copies(
+            context.transport(), [this](std::size_t i) { unpack(i); }, targets_);
+    const c10::AutoGradMode no_graph(false);
+    for (std::size_t i = 0; i < targets_.size(); ++i) {
+      if (targets_[i].is_cpu()) {
+        unpack(i);
+        continue;
+      }
+      const auto way = side_stream(targets_[i].device(), crossing::to_device);
+      passage_of(targets_[i]).called.precede(way);
+      const c10::StreamGuard guard(way);
+      unpack(i);
+    }
+    for (passage& each : passages_)
+      each.passed = device_moment(side_stream(each.device, crossing::to_device));
+  }
+  /// Does so on the streams that this thread works on, where the program goes on.
+  void deliver_here() const {
+    const c10::AutoGradMode no_graph(false);
+    for (std::size_t i = 0; i < targets_.size(); ++i) unpack(i);
+  }
+
+  /// What crosses between a device and the host.
+  struct passage {
+    c10::Device device;
+    device_moment called;  ///< what the program had given to its stream when it called
+    device_moment passed;  ///< to be awaited before the memory is used, and after `deliver`
+  };
+  [[nodiscard]] std::span<passage> passages() noexcept { return passages_; }
+
  private:
+  // The device of the transport, if all tensors that have elements are there.
+  template <backend Backend>
+  [[nodiscard]] static std::optional<c10::Device> common_device(
+      const operation_context<Backend>& context, std::span<const at::Tensor> in,
+      std::span<const at::Tensor> targets) {
+    if constexpr (device_backend<Backend>) {
+      if (context.options().ops_on_cpu) return std::nullopt;
+      const c10::Device home(c10::kCUDA,
+                             static_cast<c10::DeviceIndex>(context.transport().device()));
+      bool all = true;
+      for (const auto& list : {in, targets})
+        for (const at::Tensor& x : list) {
+          expects(!x.is_cuda() || x.device() == home, Backend::name, "_backend: a tensor is on ",
+                  x.device(), ", and this communicator works on ", home,
+                  "; move the tensor, or have it copied by way of the host: BLUEFOG_OPS_ON_CPU=1");
+          all = all && x.is_cuda();
+        }
+      if (all && !(in.empty() && targets.empty())) return home;
+    }
+    return std::nullopt;
+  }
+
+  void note_passages(std::span<const at::Tensor> in, std::span<const at::Tensor> targets) {
+    for (const auto& list : {in, targets})
+      for (const at::Tensor& x : list)
+        if (!x.is_cpu() &&
+            std::ranges::find(passages_, x.device(), &passage::device) == passages_.end())
+          passages_.push_back({x.device(), device_moment(current_stream(x.device())), {}});
+  }
+  [[nodiscard]] passage& passage_of(const at::Tensor& x) {
+    return *std::ranges::find(passages_, x.device(), &passage::device);
+  }
+
   // Without gaps if all are of one type: a reduction runs over the whole.
   void lay_out(std::span<const at::Tensor> tensors) {
     const bool one_type = std::ranges::all_of(tensors, [&](const at::Tensor& x) {
@@ -149,30 +184,84 @@ class parcel {
     }
   }
 
-  [[nodiscard]] at::Tensor memory() const {
-    return at::empty({static_cast<std::int64_t>(layout_.bytes)},
-                     c10::TensorOptions().dtype(c10::kByte));
-  }
-  [[nodiscard]] std::byte* in_bytes(std::size_t index) const {
-    return static_cast<std::byte*>(in_.mutable_data_ptr()) + layout_.segments[index].offset;
+  [[nodiscard]] bool lends(const at::Tensor& x) const {
+    return (x.is_cpu() || device_) && travels_as_it_is(x);
   }
 
-  static void pack(const at::Tensor& x, std::byte* slot) {
-    if (x.numel() == 0) return;
-    if (travels_as_it_is(x))
-      std::memcpy(slot, x.const_data_ptr(), x.nbytes());
-    else
-      view_like(x, slot).copy_(x.detach());
+  // For all elements. Pinned where a device copies.
+  template <backend Backend>
+  [[nodiscard]] std::byte* memory(const operation_context<Backend>& context) {
+    if constexpr (device_backend<Backend>)
+      if (device_) {
+        device_memory_ = context.transport().scratch(layout_.bytes);
+        return device_memory_.data();
+      }
+    host_memory_ = at::empty({static_cast<std::int64_t>(layout_.bytes)},
+                             c10::TensorOptions().dtype(c10::kByte).pinned_memory(crosses()));
+    return static_cast<std::byte*>(host_memory_.mutable_data_ptr());
   }
-  static void unpack(std::byte* slot, const at::Tensor& target) {
+
+  // The part of the memory that belongs to tensor `i`, which is like `x`.
+  [[nodiscard]] at::Tensor slot(std::size_t i, const at::Tensor& x) const {
+    const auto& [offset, count, element_type] = layout_.segments[i];
+    if (crosses())  // knows its memory, so that this is not used anew before a stream is through
+      return host_memory_
+          .narrow(0, static_cast<std::int64_t>(offset), static_cast<std::int64_t>(x.nbytes()))
+          .view(x.scalar_type())
+          .view(x.sizes());
+    const auto options = x.options().device(device_.value_or(c10::kCPU)).requires_grad(false);
+    return at::for_blob(own_ + offset, x.sizes())
+        .options(options)
+        .target_device(options.device())
+        .make_tensor();
+  }
+
+  void pack(std::size_t i) const {
+    const at::Tensor& x = sources_[i];
+    if (x.numel() == 0) return;
+    if (x.is_cpu() && travels_as_it_is(x))
+      std::memcpy(own_ + layout_.segments[i].offset, x.const_data_ptr(), x.nbytes());
+    else
+      slot(i, x).copy_(x, /*non_blocking=*/true);
+  }
+  void unpack(std::size_t i) const {
+    const at::Tensor& target = targets_[i];
     if (target.numel() == 0) return;
-    if (!travels_as_it_is(target)) {
-      target.copy_(view_like(target, slot));
+    if (!target.is_cpu() || !travels_as_it_is(target)) {
+      target.copy_(slot(i, target), /*non_blocking=*/true);
       return;
     }
-    std::memcpy(target.mutable_data_ptr(), slot, target.nbytes());
+    std::memcpy(target.mutable_data_ptr(), own_ + layout_.segments[i].offset, target.nbytes());
     mark_written(target);
   }
+
+  // What is on a device is on its way when this returns.
+  void pack_on_host() {
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      if (sources_[i].is_cpu()) {
+        pack(i);
+        continue;
+      }
+      const auto way = side_stream(sources_[i].device(), crossing::to_host);
+      passage_of(sources_[i]).called.precede(way);
+      const c10::StreamGuard guard(way);
+      pack(i);
+    }
+    if (sources_.empty()) return;
+    for (passage& each : passages_)
+      each.passed = device_moment(side_stream(each.device, crossing::to_host));
+  }
+
+  template <device_backend Backend, class Copy>
+  void give_copies(Backend& transport, Copy copy, const std::vector<at::Tensor>& tensors) {
+    if (tensors.empty()) return;
+    const c10::AutoGradMode no_graph(false);
+    transport.give([&] {
+      const c10::StreamGuard guard(stream_of(transport, *device_));
+      for (std::size_t i = 0; i < tensors.size(); ++i) copy(i);
+    });
+  }
+
   // So that autograd finds out if it has saved the tensor.
   static void mark_written(const at::Tensor& target) {
     if (!target.is_inference()) target.unsafeGetTensorImpl()->bump_version();
@@ -186,45 +275,17 @@ class parcel {
   }
 
   packed_layout layout_;
-  at::Tensor in_;
-  at::Tensor out_;                   // `in_` where that is our own copy
+  std::optional<c10::Device> device_;
+  const std::byte* in_ = nullptr;
+  std::byte* out_ = nullptr;
+  std::byte* own_ = nullptr;  // what is not lent: the same for both
+  at::Tensor lent_in_;
+  at::Tensor lent_out_;
+  at::Tensor host_memory_;
+  scratch_pool::block device_memory_;
+  std::vector<at::Tensor> sources_;  // copied from; empty if `in_` is the tensor's memory
   std::vector<at::Tensor> targets_;  // to be copied to; empty if `out_` is the target's memory
+  std::vector<passage> passages_;
 };
-
-/// \return one parcel per element type, in the order of their first tensors.
-[[nodiscard]] inline std::vector<parcel> parcels_by_type(std::span<const at::Tensor> in,
-                                                         std::span<const at::Tensor> targets) {
-  std::vector<c10::ScalarType> types;
-  for (const at::Tensor& x : in)
-    if (std::ranges::find(types, x.scalar_type()) == types.end()) types.push_back(x.scalar_type());
-  if (types.size() == 1) return {parcel(in, targets)};
-  std::vector<parcel> parcels;
-  for (const c10::ScalarType type : types) {
-    std::vector<at::Tensor> from;
-    std::vector<at::Tensor> to;
-    for (std::size_t i = 0; i < in.size(); ++i) {
-      if (in[i].scalar_type() != type) continue;
-      from.push_back(in[i]);
-      to.push_back(targets[i]);
-    }
-    parcels.emplace_back(from, to);
-  }
-  return parcels;
-}
-
-/// Runs tasks one after the other, then delivers what they have computed.
-inline task in_sequence(std::vector<task> works, std::vector<parcel> parcels) {
-  const bool several = works.size() > 1;
-  if (several) co_await order::hold;
-  for (task& each : works) co_await std::move(each);
-  if (several) co_await order::release;
-  for (const parcel& each : parcels) each.deliver();
-}
-
-/// Runs one task, then delivers what it has computed.
-inline task then_deliver(task work, parcel results) {
-  co_await std::move(work);
-  results.deliver();
-}
 
 }  // namespace bluefog::detail

@@ -27,7 +27,8 @@ namespace bluefog {
                                                at::IntArrayRef sizes, at::IntArrayRef strides) {
   auto* const first = static_cast<std::byte*>(flat.data_ptr()) + begin * flat.element_size();
   return at::from_blob(
-      first, sizes, strides, [flat](void*) { /* lets go of flat */ }, flat.options());
+      first, sizes, strides, [flat](void*) { /* lets go of flat */ }, flat.options(),
+      flat.device());
 }
 
 }  // namespace bluefog
