@@ -13,6 +13,7 @@
 #include <bluefog/optim/mixer.hpp>
 #include <bluefog/optim/partial_step.hpp>
 #include <bluefog/tensor/arena.hpp>
+#include <bluefog/tensor/device.hpp>
 
 namespace bluefog::optim::detail {
 
@@ -52,12 +53,14 @@ class backward_step {
 
   /// The gradient of parameter `index` is complete.
   void ready(std::size_t index) {
+    order_.pass(arena_.tensor(index).device());
     --missing_[part_of_[index]];
     while (next_ < ranges_.size() && missing_[next_] == 0) take(next_++);
   }
 
   /// What is left: parameters that the backward did not reach, and those that do not travel.
   void finish() {
+    if (arena_.size() > 0) order_.pass(arena_.tensor(0).device());
     while (next_ < ranges_.size()) take(next_++);
     for (std::size_t i = ranges_.size(); i < flights_.size(); ++i) mixer_.finish(flights_[i]);
     adapt(ranges_.size());
@@ -93,6 +96,7 @@ class backward_step {
   std::vector<std::size_t> missing_;
   std::vector<std::size_t> part_of_;
   partial_step parts_;
+  bluefog::detail::relay order_;  // gradients may become ready on several streams
 };
 
 }  // namespace bluefog::optim::detail

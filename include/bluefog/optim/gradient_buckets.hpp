@@ -11,16 +11,22 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/task.hpp>
 #include <bluefog/collective/allreduce.hpp>
 #include <bluefog/communicator.hpp>
+#include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/transfer.hpp>
 #include <bluefog/tensor/arena.hpp>
-#include <bluefog/tensor/dtype.hpp>
+#include <bluefog/tensor/arguments.hpp>
+#include <bluefog/tensor/carry.hpp>
+#include <bluefog/tensor/device.hpp>
+#include <bluefog/tensor/parcel.hpp>
 #include <bluefog/tensor/part.hpp>
 
 namespace bluefog::optim::detail {
@@ -107,6 +113,7 @@ class gradient_buckets {
     place& where = places_[index];
     if (where.filled) return;
     bucket& target = buckets_[where.bucket];
+    target.order.pass(target.device);
     const member& owner = target.members[where.member];
     at::Tensor gradient = dense(owner.parameter.grad(), owner.name);
     at::Tensor slot = owner.slot;
@@ -122,7 +129,8 @@ class gradient_buckets {
     } else {
       slot.zero_();
     }
-    target.flag(where.member).fill_(gradient.defined() ? 1 : 0);  // summed or averaged along
+    if (gradient.defined()) ++target.used;
+    target.members[where.member].used = gradient.defined();
     where.filled = true;
     busy_ = true;
     --target.missing;
@@ -138,10 +146,12 @@ class gradient_buckets {
     for (const bucket& each : buckets_)
       for (const member& owner : each.members) put(owner.index, comm);
     bucket& last = buckets_.back();
+    last.order.pass(last.device);
     last.flag(last.members.size()).fill_(notice ? 1 : 0);
     send(last, comm);
     wait();
-    return last.flag(last.members.size()).template item<float>() != 0;
+    read_flags();
+    return last.reduced_flag(last.members.size()) != 0;
   }
 
   /// Hands the results over: a gradient then lies in its bucket, until it is cleared. A parameter
@@ -151,11 +161,8 @@ class gradient_buckets {
     for (bucket& each : buckets_) {
       if (each.members.empty()) continue;
       if (factor != 1) each.flat.narrow(0, 0, each.count).mul_(factor);
-      const auto flags = static_cast<std::int64_t>(each.members.size());
-      const at::Tensor used = each.flat.narrow(0, each.count, flags).to(at::kCPU, at::kFloat);
-      const float* const count = used.const_data_ptr<float>();
       for (std::size_t i = 0; i < each.members.size(); ++i) {
-        if (count[i] == 0) continue;
+        if (each.reduced_flag(i) == 0) continue;
         at::Tensor parameter = each.members[i].parameter;
         const at::Tensor& reduced = each.members[i].slot;
         if (reduced.scalar_type() == parameter.scalar_type())
@@ -187,6 +194,7 @@ class gradient_buckets {
     at::Tensor parameter;
     at::ScalarType type;
     at::Tensor slot = {};  // over its part of the bucket, shaped and laid out like the parameter
+    bool used = false;     // by this rank's backward
   };
   struct bucket {
     at::ScalarType type = at::ScalarType::Float;
@@ -196,9 +204,15 @@ class gradient_buckets {
     std::vector<member> members = {};
     at::Tensor flat = {};
     std::size_t missing = 0;
+    std::size_t used = 0;
+    at::Tensor flags = {};              // what `flat` ends with, reduced, on the host
+    bluefog::detail::relay order = {};  // gradients may become ready on several streams
 
     [[nodiscard]] at::Tensor flag(std::size_t index) const {
       return flat.select(0, count + static_cast<std::int64_t>(index));
+    }
+    [[nodiscard]] float reduced_flag(std::size_t index) const {
+      return flags.const_data_ptr<float>()[index];
     }
   };
 
@@ -217,16 +231,41 @@ class gradient_buckets {
 
   template <backend Backend>
   void send(bucket& full, communicator<Backend>& comm) {
-    const at::Tensor flat = full.flat;
-    const mutable_buffer values{static_cast<std::byte*>(flat.data_ptr()), flat.numel(),
-                                dtype_from(flat.scalar_type(), options_.owner)};
-    auto call = bluefog::detail::check_allreduce(comm, values, values, options_.op, {});
+    note_use(full);
+    const auto flat = bluefog::detail::only(full.flat);
+    const const_buffer outline = bluefog::detail::outlines(flat).front();
+    auto call = bluefog::detail::check_allreduce(comm, outline, outline, options_.op, {});
     call.operation = options_.owner;
+    bluefog::detail::name_caller_stream(comm, full.device);
     auto started = comm.start(std::move(call), [&](auto context) {
-      return bluefog::detail::allreduce_task(context, values, values, options_.op, scope::all,
-                                             flat);
+      bluefog::detail::parcel values(context, flat, flat);
+      task work = bluefog::detail::allreduce_task(context, values.in(), values.out(), options_.op,
+                                                  scope::all, nullptr);
+      return bluefog::detail::carry(context, std::move(work), std::move(values));
     });
     flights_.emplace_back(comm.driver(), std::move(started));
+  }
+
+  // Writes who of the members was used, which is summed or averaged along: mostly all of them.
+  static void note_use(bucket& full) {
+    const auto all = static_cast<std::int64_t>(full.members.size());
+    full.flat.narrow(0, full.count, all).fill_(1);
+    if (full.used == full.members.size()) return;
+    for (std::size_t i = 0; i < full.members.size(); ++i)
+      if (!full.members[i].used) full.flag(i).zero_();
+  }
+
+  // Whether to go on as usual, and which gradients are defined, the host has to know: here it waits
+  // for what the device has been given, once per device.
+  void read_flags() {
+    for (bucket& each : buckets_) {
+      each.flags = each.flat.slice(0, each.count).to(at::kFloat);
+      if (each.device.is_cpu()) continue;
+      const auto pinned = at::TensorOptions(at::kFloat).pinned_memory(true);
+      each.flags = at::empty(each.flags.sizes(), pinned).copy_(each.flags, /*non_blocking=*/true);
+    }
+    for (const bucket& each : buckets_)
+      if (!each.device.is_cpu()) bluefog::detail::current_stream(each.device).synchronize();
   }
 
   void wait() {
@@ -240,7 +279,10 @@ class gradient_buckets {
     sent_ = 0;
     busy_ = false;
     for (place& each : places_) each.filled = false;
-    for (bucket& each : buckets_) each.missing = each.members.size();
+    for (bucket& each : buckets_) {
+      each.missing = each.members.size();
+      each.used = 0;
+    }
     if (failure) std::rethrow_exception(failure);
   }
 

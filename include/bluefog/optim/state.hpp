@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
@@ -35,11 +37,24 @@ namespace detail {
   return bytes;
 }
 
+/// \return the device that all of an optimizer's parameters are on, if there is such a one: the
+///         root's may have another number.
+[[nodiscard]] inline std::optional<at::Device> place_of(const torch::optim::Optimizer& optimizer) {
+  std::optional<at::Device> place;
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& each : group.params()) {
+      if (place && *place != each.device()) return std::nullopt;
+      place = each.device();
+    }
+  return place;
+}
+
 inline void load_state(torch::optim::Optimizer& optimizer, const std::vector<std::byte>& bytes) {
   auto before = std::exchange(optimizer.state(), {});
   try {
     torch::serialize::InputArchive archive;
-    archive.load_from(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    archive.load_from(reinterpret_cast<const char*>(bytes.data()), bytes.size(),
+                      place_of(optimizer));
     optimizer.load(archive);
   } catch (const std::exception& problem) {
     optimizer.state() = std::move(before);

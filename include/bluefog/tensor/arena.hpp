@@ -86,6 +86,10 @@ class parameter_arena {
   [[nodiscard]] const at::Tensor& block(std::size_t index) const { return blocks_[index].flat; }
 
   /// \return the elements of `part`.
+  [[nodiscard]] at::Tensor slice(const range& part) const {
+    return blocks_[part.block].flat.narrow(0, part.begin, part.count);
+  }
+  /// \return the elements of `part`.
   [[nodiscard]] mutable_buffer buffer(const range& part) const {
     const at::Tensor& flat = blocks_[part.block].flat;
     return mutable_buffer{static_cast<std::byte*>(flat.data_ptr()), flat.numel(),

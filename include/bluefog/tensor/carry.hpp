@@ -109,6 +109,17 @@ task run_with(operation_context<Backend> context, task work, std::shared_ptr<par
   co_await std::move(running);
 }
 
+/// Puts what the transport does on the parcel's device, if it has one, from now on behind what this
+/// thread has given to its stream there.
+template <backend Backend>
+void transport_follows(communicator<Backend>& comm, const parcel& values) {
+  if constexpr (device_backend<Backend>)
+    if (values.device()) {
+      name_caller_stream(comm, *values.device());
+      comm.transport().follow(comm.transport().called());
+    }
+}
+
 /// Has `compute(computation<Backend>)` write to a parcel that nothing else works on, and then the
 /// result delivered: where the memory is a device's, between what this thread has given to its
 /// stream and what it gives from now on. Waits for nothing but memory that the host shares.
@@ -117,8 +128,7 @@ void write_in_order(communicator<Backend>& comm, const parcel& values, Compute c
   auto& transport = comm.transport();
   if constexpr (device_backend<Backend>) {
     if (transport.on_device(values.output())) {
-      if (values.device()) name_caller_stream(comm, *values.device());
-      transport.follow(transport.called());
+      transport_follows(comm, values);
       compute(computation<Backend>(transport));
       if (values.device())
         transport.caller_follows();

@@ -126,6 +126,13 @@ class parcel {
     for (std::size_t i = 0; i < targets_.size(); ++i) unpack(i);
   }
 
+  /// \return what lies in `memory`, which is where this parcel's is and laid out like it, as a
+  /// tensor
+  ///         where `x` is. Borrows the memory unless it has to be copied there.
+  [[nodiscard]] at::Tensor tensor_like(const at::Tensor& x, std::byte* memory) const {
+    return view_like(x, memory).to(x.device());
+  }
+
   /// What crosses between a device and the host.
   struct passage {
     c10::Device device;
@@ -209,8 +216,11 @@ class parcel {
           .narrow(0, static_cast<std::int64_t>(offset), static_cast<std::int64_t>(x.nbytes()))
           .view(x.scalar_type())
           .view(x.sizes());
+    return view_like(x, own_ + offset);
+  }
+  [[nodiscard]] at::Tensor view_like(const at::Tensor& x, std::byte* memory) const {
     const auto options = x.options().device(device_.value_or(c10::kCPU)).requires_grad(false);
-    return at::for_blob(own_ + offset, x.sizes())
+    return at::for_blob(memory, x.sizes())
         .options(options)
         .target_device(options.device())
         .make_tensor();
@@ -227,10 +237,8 @@ class parcel {
   void unpack(std::size_t i) const {
     const at::Tensor& target = targets_[i];
     if (target.numel() == 0) return;
-    if (!target.is_cpu() || !travels_as_it_is(target)) {
-      target.copy_(slot(i, target), /*non_blocking=*/true);
-      return;
-    }
+    if (!target.is_cpu() || !travels_as_it_is(target))
+      return static_cast<void>(target.copy_(slot(i, target), /*non_blocking=*/true));
     std::memcpy(target.mutable_data_ptr(), own_ + layout_.segments[i].offset, target.nbytes());
     mark_written(target);
   }
