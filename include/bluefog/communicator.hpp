@@ -156,6 +156,28 @@ class communicator {
     return of(members, state_->shared_counters());
   }
 
+  /// Tells the other ranks that this one takes no part in operations from now on, where the
+  /// transport carries letters. A rank that waits for it can then find out by `lacks_rank`.
+  void withdraw() { state_->withdraw(); }
+  /// After all ranks have withdrawn, each after the same operation: they go on. The same on every
+  /// rank.
+  void rejoin() { state_->rejoin(); }
+  /// Finds out what other ranks have said, which is also done while an operation waits.
+  void listen() {
+    if (const auto next = state_->next_number(); next > 0) state_->listen(next - 1);
+  }
+  /// \return whether a rank is known to take no part in an operation that this rank has begun.
+  [[nodiscard]] bool lacks_rank() const noexcept {
+    const std::uint64_t next = state_->next_number();
+    return next > 0 && state_->lacks_rank(next - 1);
+  }
+  /// \return whether a rank is known to take no part in the next operation.
+  [[nodiscard]] bool will_lack_rank() const noexcept {
+    return state_->lacks_rank(state_->next_number());
+  }
+  /// Gives up all operations that are outstanding on this rank.
+  void give_up() { driver()->drain(*state_, /*give_up=*/true); }
+
   /// \return what drives the operations of this communicator and of those derived from it.
   [[nodiscard]] const std::shared_ptr<engine>& driver() const noexcept { return state_->driver(); }
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -505,6 +506,33 @@ RANKS_TEST("ranks with different scales learn of it, all of them, before anythin
     backward(optimizer, net, scaler, comm.rank(), 1, false);
     require_throws<mismatch_error>([&] { scaler.step(optimizer); });
   });
+}
+
+RANKS_TEST("ranks with different options learn of it by name, with both values",
+           "[amp][grad_scaler]") {
+  if (comm.size() == 1) return;
+  struct difference {
+    amp::grad_scaler_options odd;
+    std::string_view text;
+  };
+  const std::string where = concat(" on rank ", comm.size() - 1);
+  for (const difference& each : {
+           difference{{.init_scale = 1024}, "the scale is 65536 on rank 0 and 1024"},
+           difference{{.growth_factor = 1.5}, "growth_factor is 2 on rank 0 and 1.5"},
+           difference{{.backoff_factor = 0.25}, "backoff_factor is 0.5 on rank 0 and 0.25"},
+           difference{{.growth_interval = 7}, "growth_interval is 2000 on rank 0 and 7"},
+           difference{{.enabled = false}, "enabled is 1 on rank 0 and 0"},
+           difference{{.agreement = amp::agreement::local}, "agreement is 0 on rank 0 and 1"},
+       })
+    with_each_wrapper(comm, 1, [&](auto& optimizer, distance& net, method how) {
+      if (how == method::reduce && each.odd.agreement == amp::agreement::local)
+        return;  // no matter
+      grad_scaler scaler(comm.rank() == comm.size() - 1 ? each.odd : amp::grad_scaler_options());
+      backward(optimizer, net, scaler, comm.rank(), 0, false);
+      const auto text = require_throws<mismatch_error>([&] { scaler.step(optimizer); });
+      require_contains(text, concat("grad_scaler: ranks differ: ", each.text, where));
+      require_same(net->w.detach(), torch::zeros({3}, at::kDouble));
+    });
 }
 
 RANKS_TEST("gradients are clipped after they are reduced and unscaled", "[amp][clipping]") {

@@ -357,8 +357,14 @@ RANKS_TEST("batch norm goes forward twice, then backward", "[nn][ddp][buffers]")
 
 RANKS_TEST("buffers follow rank 0, are averaged, or stay alone", "[nn][ddp][buffers]") {
   const int n = comm.size();
-  for (const auto policy : {buffer_sync::broadcast, buffer_sync::average, buffer_sync::off}) {
+  for (const auto& [policy, counter] :
+       {std::pair(buffer_sync::broadcast, at::kLong), std::pair(buffer_sync::average, at::kLong),
+        std::pair(buffer_sync::off, at::kLong),
+        // as `Module::to` leaves it
+        std::pair(buffer_sync::broadcast, at::kDouble),
+        std::pair(buffer_sync::average, at::kDouble)}) {
     normed model;
+    model->norm->num_batches_tracked.set_data(torch::zeros({}, counter));
     distributed_data_parallel net(model, comm, {.buffers = policy});
     {
       const torch::NoGradGuard no_grad;

@@ -11,7 +11,9 @@
 
 #include <bluefog/optim/adapt_then_combine.hpp>
 #include <bluefog/optim/adapt_with_combine.hpp>
+#include <bluefog/optim/gradient_allreduce.hpp>
 #include <bluefog/tensor/allreduce.hpp>
+#include <bluefog/tensor/broadcast.hpp>
 #include <bluefog/topology.hpp>
 
 #include "simulation.hpp"
@@ -25,6 +27,7 @@ using optim::adapt_with_combine;
 using optim::adapt_with_combine_options;
 using optim::buffer_policy;
 using optim::communication_type;
+using optim::gradient_allreduce;
 using optim::start;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
@@ -416,6 +419,11 @@ RANKS_TEST("buffers stay local, or floating ones are averaged as the parameters 
                                     {.buffers = policy});
         },
         policy);
+    check(
+        [&](SGD sgd, normalized& net) {
+          return gradient_allreduce(std::move(sgd), net, comm, {.buffers = policy});
+        },
+        policy);
   }
 }
 
@@ -434,6 +442,17 @@ RANKS_TEST("buffers that stay local move no byte", "[optim][buffers]") {
   const std::int64_t others = comm.size() - 1;
   require_equal(bytes(buffer_policy::local), others * parameters);
   require_equal(bytes(buffer_policy::average), others * (parameters + buffers));
+
+  const auto reduced = [&](buffer_policy policy) {
+    normalized net = make_normalized(0);
+    gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm, {.buffers = policy});
+    const auto before = comm.statistics().bytes_sent;
+    loss_of(net->forward(values({6, 5}, comm.rank())), 1).backward();
+    optimizer.step();
+    return comm.statistics().bytes_sent - before;
+  };
+  require_near(static_cast<double>(reduced(buffer_policy::average) - reduced(buffer_policy::local)),
+               2.0 * static_cast<double>(others * buffers) / comm.size(), 2);
 }
 
 RANKS_TEST("buffers mix with the weights of a schedule, and not in local steps",
@@ -467,9 +486,73 @@ RANKS_TEST("buffers mix with the weights of a schedule, and not in local steps",
   require_close(allreduce(comm, net->norm->running_mean), sum, 1e-12);  // the mean is kept
 }
 
+RANKS_TEST("buffers of gradient_allreduce rest in local steps and are averaged when a window ends",
+           "[optim][buffers][gradients]") {
+  normalized net = make_normalized(0);
+  gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
+                               {.backward_passes_per_step = 3, .buffers = buffer_policy::average});
+  const at::Tensor& mean = net->norm->running_mean;
+  const auto pass = [&](int seed) {
+    loss_of(net->forward(values({6, 5}, 7 * seed + comm.rank())), seed).backward();
+  };
+  const auto step = [&] {
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  for (const bool scaled_out : {false, true}) {  // a step that a scaler leaves out averages as well
+    pass(0);
+    const auto alone = mean.clone();
+    const auto before = comm.statistics().operations;
+    step();
+    require_equal(comm.statistics().operations, before);
+    require_same(mean, alone);
+    pass(1);
+    pass(2);
+    const auto expected = allreduce(comm, mean.clone());
+    scaled_out ? optimizer.skip_step() : static_cast<void>(optimizer.step());
+    optimizer.zero_grad();
+    require_close(mean, expected, 1e-12);
+  }
+  pass(3);
+  step();
+  pass(4);
+  const auto expected = allreduce(comm, mean.clone());
+  optimizer.flush();
+  require_close(mean, expected, 1e-12);
+}
+
+RANKS_TEST("a rank that has joined has no say in the buffers, and takes them over",
+           "[optim][buffers][join]") {
+  const int n = comm.size();
+  normalized net = make_normalized(0);
+  gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
+                               {.buffers = buffer_policy::average});
+  const at::Tensor& mean = net->norm->running_mean;
+  at::Tensor alone;
+  for (int batch = 0; batch < (comm.rank() == n - 1 ? 3 : 1); ++batch) {
+    optimizer.zero_grad();
+    loss_of(net->forward(values({6, 5}, 7 * batch + comm.rank())), batch).backward();
+    alone = mean.clone();
+    const auto expected = batch == 0 ? allreduce(comm, alone) : alone;
+    optimizer.step();
+    require_close(mean, expected, 1e-12);
+  }
+  require_equal(optimizer.join(), n - 1);
+  require_close(mean, broadcast(comm, alone, n - 1), 1e-12);
+}
+
 RANKS_TEST("ranks whose buffers differ, or what becomes of them, are told", "[optim][buffers]") {
   if (comm.size() == 1) return;
   normalized net = make_normalized(0);
+  {
+    normalized other = make_normalized(0);
+    if (comm.rank() == 1) other->scale.set_data(torch::ones({2}, at::kFloat));
+    require_contains(require_throws<mismatch_error>([&] {
+                       gradient_allreduce(SGD(other->parameters(), 0.1), other, comm,
+                                          {.buffers = buffer_policy::average});
+                     }),
+                     "gradient_allreduce: ranks differ: parameter ");
+  }
   require_contains(require_throws<mismatch_error>([&] {
                      adapt_with_combine(SGD(net->parameters(), 0.1), net, comm,
                                         {.buffers = comm.rank() == 1 ? buffer_policy::average

@@ -12,9 +12,12 @@
 
 #include <bluefog/optim/adapt_then_combine.hpp>
 #include <bluefog/optim/adapt_with_combine.hpp>
+#include <bluefog/optim/exact_diffusion.hpp>
 #include <bluefog/optim/gradient_allreduce.hpp>
 #include <bluefog/optim/gradient_tracking.hpp>
+#include <bluefog/optim/quasi_global_momentum.hpp>
 #include <bluefog/topology/fully_connected.hpp>
+#include <bluefog/topology/ring.hpp>
 
 #include "simulation.hpp"
 
@@ -524,33 +527,117 @@ RANKS_TEST("buffers to be averaged that cannot be written are refused by name",
                    "adapt_with_combine: \"wide\": ");
 }
 
-TEST_CASE("check mode tells ranks that froze different parameters of one size",
-          "[optim][frozen][thread]") {
-  for (const int kind : {0, 1, 2}) {
-    const auto train = [&](auto& comm) {
-      mlp net = make_mlp(comm.rank());
-      SGD sgd(net->second->parameters(), SGDOptions(0.1));
-      sgd.add_param_group(torch::optim::OptimizerParamGroup({net->first->bias}));
-      const auto step = [&](auto optimizer) {
-        (comm.rank() == 0 ? net->first : net->second)->bias.set_requires_grad(false);
-        loss_of(net->forward(values({4, 5}, 1)), 1).backward();
-        const auto text = require_throws<mismatch_error>([&] { optimizer.step(); });
-        require_contains(text, "\"first.bias\"");
-        require_contains(text, "\"second.bias\"");
-      };
-      if (kind == 0)
-        step(adapt_with_combine(std::move(sgd), net, comm, {.start = optim::start::at_step}));
-      else if (kind == 1)
-        step(adapt_then_combine(std::move(sgd), net, comm));
-      else
-        step(optim::gradient_tracking(std::move(sgd), net, comm));
-    };
-    std::string failure;
-    try {
-      run_threads(2, train, {.check = true});
-    } catch (const std::exception& problem) {
-      failure = problem.what();
+namespace {
+
+/// The wrappers that average parameters, each around SGD over the first two layers of `net`.
+constexpr int averaging_kinds = 9;
+template <class Comm, class Act>
+void with_averaging(int kind, mlp& net, Comm& comm, const Act& act) {
+  using optim::start;
+  auto parameters = net->first->parameters();
+  for (const auto& each : net->second->parameters()) parameters.push_back(each);
+  SGD sgd(parameters, SGDOptions(0.1));
+  const topology::ring right(comm.size(), topology::ring_style::right);
+  const auto combine_first = [&](const auto& graph, optim::adapt_with_combine_options options) {
+    options.bucket_bytes = 300;
+    adapt_with_combine optimizer(std::move(sgd), net, comm, graph, options);
+    act(optimizer);
+  };
+  constexpr start starts[] = {start::after_step, start::after_forward, start::at_step,
+                              start::inside_backward};
+  if (kind < 4) return combine_first(right, {.start = starts[kind]});
+  if (kind == 4)
+    return combine_first(right, {.communication = optim::communication_type::allreduce});
+  if (kind == 5) {
+    adapt_then_combine optimizer(std::move(sgd), net, comm, {.bucket_bytes = 300});
+    act(optimizer);
+  } else if (kind == 6) {
+    optim::gradient_tracking optimizer(std::move(sgd), net, comm, right);
+    act(optimizer);
+  } else if (kind == 7) {
+    optim::quasi_global_momentum optimizer(std::move(sgd), net, comm);
+    act(optimizer);
+  } else {
+    optim::exact_diffusion optimizer(std::move(sgd), net, comm, topology::ring(comm.size()));
+    act(optimizer);
+  }
+}
+
+/// Steps until a rank hears that lists differ. \return what it hears.
+template <class Optimizer>
+std::string steps_until_told(Optimizer& optimizer, mlp& net, int rank) {
+  constexpr int many = 40;
+  for (int step = 0; step < many; ++step) try {
+      train(optimizer, net, rank, step);
+    } catch (const mismatch_error& problem) {
+      return problem.what();
     }
-    CHECK(failure == "");
+  return "nothing";
+}
+
+/// Ranks that are threads, one of which changes what learns.
+template <class Comm>
+void tell_all_ranks(Comm& comm) {
+  const int n = comm.size();
+  if (n == 1 || !letter_backend<typename Comm::backend_type>) return;
+  for (const int odd : {0, n - 1})
+    for (int kind = 0; kind < averaging_kinds; ++kind)
+      for (const bool alone : {true, false}) {
+        mlp net = make_mlp(comm.rank());
+        std::string text;
+        with_averaging(kind, net, comm, [&](auto& optimizer) {
+          for (int step = 0; step < 2; ++step) train(optimizer, net, comm.rank(), step);
+          if (comm.rank() == odd)
+            net->second->bias.requires_grad_(false);
+          else if (!alone)
+            net->first->bias.requires_grad_(false);  // as long
+          text = steps_until_told(optimizer, net, comm.rank());
+        });
+        require_contains(text, ": ranks differ: ");
+        require_contains(text, alone ? "\"second.bias\"" : "\"first.bias\"");
+        require_contains(text, "rank 0");
+        for (auto& each : net->parameters()) each.requires_grad_(true);
+        with_averaging(kind, net, comm, [&](auto& optimizer) {  // made anew, training goes on
+          train(optimizer, net, comm.rank(), 5);
+        });
+      }
+}
+
+}  // namespace
+
+RANKS_TEST("ranks that average different parameters of one size are told, all of them",
+           "[optim][frozen]") {
+  tell_all_ranks(comm);
+}
+
+TEST_CASE("in check mode too, ranks that average different parameters are told",
+          "[optim][frozen][thread]") {
+  std::string failure;
+  try {
+    run_threads(3, [](auto& comm) { tell_all_ranks(comm); }, {.check = true});
+  } catch (const std::exception& problem) {
+    failure = problem.what();
+  }
+  CHECK(failure == "");
+}
+
+RANKS_TEST("agreeing on what travels costs nothing until it changes", "[optim][frozen]") {
+  const int n = comm.size();
+  for (int kind = 0; kind < averaging_kinds; ++kind) {
+    mlp net = make_mlp(comm.rank());
+    with_averaging(kind, net, comm, [&](auto& optimizer) {
+      const auto control = [&](int step) {
+        const auto before = comm.statistics().control_messages;
+        train(optimizer, net, comm.rank(), step);
+        return comm.statistics().control_messages - before;
+      };
+      control(0);
+      require_equal(control(1), std::int64_t{0});
+      net->second->bias.requires_grad_(false);
+      std::int64_t sent = 0;
+      for (const int step : {2, 3, 4}) sent += control(step);
+      require((sent > 0) == (n > 1), "ranks compare their lists once more");
+      require_equal(control(5), std::int64_t{0});
+    });
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -39,8 +40,8 @@ namespace bluefog::amp {
 ///   in the next step that communicates, so a window counts as one update and the scale is always
 ///   the same on all ranks. On one rank every step decides.
 /// - The first step that communicates, with no rank in `gradient_allreduce::join()`, compares the
-///   ranks' scales. So does the first one after a join, in which ranks may have updated at
-///   different times: `scaler.load_state_dict(broadcast_object(comm, scaler.state_dict(),
+///   ranks' options and scales. So does the first one after a join, in which ranks may have updated
+///   at different times: `scaler.load_state_dict(broadcast_object(comm, scaler.state_dict(),
 ///   optimizer.join()))`.
 class grad_scaler {
  public:
@@ -69,7 +70,8 @@ class grad_scaler {
   /// Divides the optimizer's gradients by the scale and looks whether they are finite. Called by
   /// `step()` unless it has been called. Collective where the optimizer's coming step communicates.
   /// \throws usage_error if it has been called since the last `update()`, or nothing was scaled;
-  ///         mismatch_error, on every rank, if the ranks' scales differ.
+  ///         mismatch_error, on every rank and with both values, if the ranks' options or scales
+  ///         differ.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   /// Steps, unless a gradient is not finite. Collective where `optimizer.step()` would be.
@@ -131,6 +133,10 @@ class grad_scaler {
     const auto* const shared = dynamic_cast<const optim::communicating_optimizer*>(&optimizer);
     return shared != nullptr ? shared->identity().lock().get() : &optimizer;
   }
+  // Whether overflows are this rank's own business.
+  [[nodiscard]] bool decides_alone(const optim::communicating_optimizer& optimizer) const {
+    return options_.agreement == agreement::local && !optimizer.reduces_gradients();
+  }
   [[nodiscard]] static float usable(std::string_view name, double scale) {
     const auto narrow = static_cast<float>(scale);
     expects(narrow > 0 && std::isfinite(narrow), "grad_scaler: ", name,
@@ -147,7 +153,7 @@ class grad_scaler {
     expects(used_, "grad_scaler: ", call,
             " without scale(): call backward() on what scale(loss) returns");
   }
-  void expect_one_scale(optim::communicating_optimizer& optimizer);
+  void expect_alike(optim::communicating_optimizer& optimizer);
 
   grad_scaler_options options_;
   float scale_;
@@ -155,13 +161,14 @@ class grad_scaler {
   bool used_ = false;
   bool carried_ = false;  // a local step of this rank has overflowed, and no other rank knows
   std::map<const void*, record> records_;            // by what `key_of` tells
-  std::vector<std::weak_ptr<const void>> compared_;  // optimizers whose ranks have this scale
+  std::vector<std::weak_ptr<const void>> compared_;  // optimizers whose ranks have this state
 };
 
 inline void grad_scaler::unscale_(torch::optim::Optimizer& optimizer) {
   auto* const shared = dynamic_cast<optim::communicating_optimizer*>(&optimizer);
   if (!enabled()) {
-    if (shared != nullptr) shared->settle_gradients();
+    if (shared != nullptr && shared->settle_gradients() != optim::step_kind::local)
+      expect_alike(*shared);
     return;
   }
   expect_scaled("unscale_()");
@@ -169,9 +176,8 @@ inline void grad_scaler::unscale_(torch::optim::Optimizer& optimizer) {
   expects(it.at == stage::ready, "grad_scaler: unscale_() ",
           it.at == stage::unscaled ? "twice" : "after step()", " since the last update()");
   const auto kind = shared != nullptr ? shared->settle_gradients() : optim::step_kind::local;
-  const bool alone = shared == nullptr || shared->ranks() == 1 ||
-                     (options_.agreement == agreement::local && !shared->reduces_gradients());
-  if (!alone && kind != optim::step_kind::local) expect_one_scale(*shared);
+  const bool alone = shared == nullptr || shared->ranks() == 1 || decides_alone(*shared);
+  if (kind != optim::step_kind::local) expect_alike(*shared);
 
   const bool finite =
       unscale_and_check(detail::gradients_of(optimizer), 1 / static_cast<double>(scale_));
@@ -257,17 +263,30 @@ inline void grad_scaler::load_state_dict(const grad_scaler_state& state) {
   compared_.clear();
 }
 
-inline void grad_scaler::expect_one_scale(optim::communicating_optimizer& optimizer) {
+inline void grad_scaler::expect_alike(optim::communicating_optimizer& optimizer) {
+  if (optimizer.ranks() == 1) return;
   const auto own = optimizer.identity();
   std::erase_if(compared_, [](const auto& other) { return other.expired(); });
   for (const auto& other : compared_)
     if (!other.owner_before(own) && !own.owner_before(other)) return;
   if (!optimizer.all_present()) return;  // those that only answer would not hear of it
-  const auto scales = optimizer.of_every_rank(scale_);
-  for (std::size_t rank = 1; rank < scales.size(); ++rank)
-    expects<mismatch_error>(scales[rank] == scales[0], "grad_scaler: rank 0 scales by ", scales[0],
-                            " and rank ", rank, " by ", scales[rank],
-                            "; give every rank the same init_scale or state");
+  constexpr std::array<std::string_view, 7> names{
+      "enabled",        "agreement",       "the scale",         "growth_factor",
+      "backoff_factor", "growth_interval", "the growth tracker"};
+  std::vector<double> values{enabled() ? 1.0 : 0.0,
+                             enabled() && decides_alone(optimizer) ? 1.0 : 0.0};
+  if (values == std::vector{1.0, 0.0})
+    values.insert(values.end(),
+                  {scale_, options_.growth_factor, options_.backoff_factor,
+                   static_cast<double>(options_.growth_interval), static_cast<double>(tracker_)});
+  values.resize(names.size());  // where ranks decide alone, or nothing is scaled, the rest is free
+  const auto all = optimizer.of_every_rank(values);
+  for (std::size_t i = names.size(); i < all.size(); ++i) {
+    const std::size_t field = i % names.size();
+    expects<mismatch_error>(all[i] == all[field], "grad_scaler: ranks differ: ", names[field],
+                            " is ", all[field], " on rank 0 and ", all[i], " on rank ",
+                            i / names.size(), "; give every rank the same options and state");
+  }
   compared_.push_back(own);
 }
 

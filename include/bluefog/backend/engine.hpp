@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -12,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -99,11 +101,13 @@ class engine {
   }
 
   /// Returns when the job is over. Any thread may wait; one that does not drive for one that does.
-  void wait(const job& it) {
-    if (it.over()) return;
+  /// Also when `in_vain()`, asked while nothing happens. \return whether the job is over.
+  template <std::predicate InVain = std::false_type>
+  bool wait(const job& it, InVain in_vain = {}) {
+    if (it.over()) return true;
     waiters_.fetch_add(1);
     backoff pause(waiting::foreground);
-    while (!it.over()) {
+    while (!it.over() && !(pause.slow() && in_vain())) {
       if (drives()) try_pass(pause.slow());
       if (!it.over()) pause.pause();
     }
@@ -111,12 +115,13 @@ class engine {
       const std::scoped_lock lock(mutex_);  // not between the thread's test and its sleep
       wake_.notify_one();
     }
+    return it.over();
   }
 
   /// Returns when `home` has nothing outstanding, or gives all of it up at once.
   void drain(const lane& home, bool give_up) {
     backoff pause(waiting::foreground);
-    while (outstanding(home) > 0) {
+    while (home.outstanding_.load() > 0) {
       if (const std::scoped_lock drive(driving_); give_up)
         abandon(home);
       else
@@ -132,10 +137,6 @@ class engine {
   }
 
  private:
-  [[nodiscard]] int outstanding(const lane& home) {
-    const std::scoped_lock lock(mutex_);
-    return home.outstanding_;
-  }
   // Enters an operation that may run on the caller's thread because nothing comes before it. Where
   // nobody else drives, operations of other communicators count too: peers may wait for them.
   [[nodiscard]] bool enter_alone(job& it) {
@@ -289,7 +290,6 @@ class engine {
   std::condition_variable wake_;
   std::vector<std::shared_ptr<job>> submitted_;
   bool stopping_ = false;
-
   leftovers retired_;
   std::atomic<int> outstanding_ = 0;  // asynchronous jobs
   std::atomic<int> waiters_ = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -43,7 +44,7 @@ class lane {
   patience limits_;
   std::shared_ptr<used_names> names_ = std::make_shared<used_names>();
   // Under the engine's mutex:
-  int outstanding_ = 0;
+  std::atomic<int> outstanding_ = 0;    // read without it too
   std::vector<std::uint64_t> numbers_;  // of outstanding group operations, ascending
   // Of whoever drives:
   std::chrono::steady_clock::time_point progress_{};  // when the last operation succeeded

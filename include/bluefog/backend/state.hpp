@@ -2,10 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -65,14 +67,20 @@ class communicator_state final : public lane {
   }
 
   void announce(std::uint64_t number) override {
+    const std::scoped_lock lock(letters_);
     if constexpr (letter_backend<Backend>)
       for (int peer = 0; peer < transport_.size(); ++peer)
         if (peer != transport_.rank()) tell(peer, number);
   }
 
   void listen(std::uint64_t number) override {
+    const std::scoped_lock lock(letters_);
     if constexpr (letter_backend<Backend>)
       while (const auto arrived = transport_.collect()) {
+        if ((arrived->number & withdrawal) != 0) {
+          note_withdrawal(arrived->number & ~withdrawal);
+          continue;
+        }
         auto& heard = heard_[static_cast<std::size_t>(arrived->sender)];
         heard = std::max(heard, arrived->number + 1);
         if (arrived->number <= number) tell(arrived->sender, number);
@@ -80,6 +88,7 @@ class communicator_state final : public lane {
   }
 
   [[nodiscard]] std::vector<int> silent(std::uint64_t number) const override {
+    const std::scoped_lock lock(letters_);
     std::vector<int> ranks;
     if constexpr (letter_backend<Backend>)
       for (int peer = 0; peer < transport_.size(); ++peer)
@@ -88,9 +97,33 @@ class communicator_state final : public lane {
     return ranks;
   }
 
+  /// Takes no part in the next operation and those after it, and tells the other ranks.
+  void withdraw() {
+    const std::scoped_lock lock(letters_);
+    if constexpr (letter_backend<Backend>)
+      for (int peer = 0; peer < transport_.size(); ++peer)
+        if (peer != transport_.rank()) transport_.post(peer, withdrawal | next_number_);
+  }
+  /// After all ranks have withdrawn from the same operation: they go on with the one after it.
+  void rejoin() {
+    rejoined_ = ++next_number_;
+    withdrawn_ = nobody;
+  }
+  /// \return whether a rank is known to take no part in operation `number`.
+  [[nodiscard]] bool lacks_rank(std::uint64_t number) const noexcept {
+    return withdrawn_.load() <= number;
+  }
+
   [[nodiscard]] int rank_of_lane() const noexcept override { return transport_.rank(); }
 
  private:
+  static constexpr std::uint64_t withdrawal = std::uint64_t{1} << 63;  // marks such a letter
+  static constexpr std::uint64_t nobody = ~std::uint64_t{0};
+
+  void note_withdrawal(std::uint64_t number) noexcept {
+    if (number >= rejoined_.load() && number < withdrawn_.load()) withdrawn_ = number;
+  }
+
   // Once per peer and number, so that two waiting ranks do not answer each other for ever.
   void tell(int peer, std::uint64_t number)
     requires letter_backend<Backend>
@@ -110,8 +143,11 @@ class communicator_state final : public lane {
   std::uint64_t next_number_ = 0;
   std::map<int, std::uint64_t> next_pair_number_;
   std::uint64_t subsets_ = 0;
+  mutable std::mutex letters_;           // any thread may read them
   std::vector<std::uint64_t> answered_;  // per rank: one more than the last number told to it
   std::vector<std::uint64_t> heard_;     // per rank: one more than the last number it told
+  std::atomic<std::uint64_t> withdrawn_ = nobody;  // the first operation that some rank is not in
+  std::atomic<std::uint64_t> rejoined_ = 0;        // what is said of operations before it is over
   int exceptions_ = std::uncaught_exceptions();
 };
 

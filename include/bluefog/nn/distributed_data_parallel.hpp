@@ -16,8 +16,8 @@
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
+#include <bluefog/nn/buffer_sync.hpp>
 #include <bluefog/nn/gradient_synchronizer.hpp>
-#include <bluefog/nn/module_buffers.hpp>
 #include <bluefog/optim/agreement.hpp>
 #include <bluefog/optim/gradient_exchange.hpp>
 #include <bluefog/optim/options.hpp>
@@ -95,7 +95,7 @@ class distributed_data_parallel {
       : model_(&model),
         gradients_(std::make_shared<detail::gradient_synchronizer<Backend>>(comm, packing(options),
                                                                             options.static_graph)),
-        buffers_({}, options.buffers) {
+        buffers_(optim::module_of(model), options.buffers) {
     const torch::nn::Module& module = optim::module_of(model);
     std::vector<named_tensor> parameters;
     for (const auto& item : module.named_parameters()) append(parameters, item.key(), item.value());
@@ -104,7 +104,6 @@ class distributed_data_parallel {
       append(buffers, "buffer " + item.key(), item.value());
     std::vector<at::Tensor> tensors;
     for (const auto& each : buffers) tensors.push_back(each.tensor);
-    buffers_ = detail::module_buffers(tensors, options.buffers);
     for (const auto& each : parameters) tensors.push_back(each.tensor);
     gradients_->adopt(std::move(parameters));
     optim::detail::expect_equal_parameters(name, gradients_->comm(),
@@ -163,7 +162,7 @@ class distributed_data_parallel {
 
   Module* model_;
   std::shared_ptr<detail::gradient_synchronizer<Backend>> gradients_;
-  detail::module_buffers buffers_;
+  detail::buffer_synchronizer buffers_;
 };
 
 }  // namespace bluefog::nn

@@ -80,7 +80,7 @@ class adapt_then_combine : public detail::averaging_optimizer<Inner, Backend, To
     auto& groups = this->param_groups();
     const auto ranges = this->shared().ranges();
     detail::partial_step parts(groups, arena, ranges);
-    mixing.begin();
+    this->shared().begin();
     try {
       for (std::size_t i = 0; i < ranges.size(); ++i) {
         {

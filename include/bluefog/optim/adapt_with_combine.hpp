@@ -31,6 +31,11 @@ namespace bluefog::optim {
 /// `step()` throws and no parameter has changed. Parameters that do not require a gradient neither
 /// count nor travel.
 ///
+/// Parameters may be added, frozen and unfrozen on all ranks alike, before the same communication.
+/// Where ranks differ in that, that communication is a mismatch_error which names the parameter, on
+/// every rank; on one that none of those ranks sends to, perhaps a later communication is. Make the
+/// wrapper anew then. Noticing it costs no message while nothing changes.
+///
 /// \tparam Inner     the user's optimizer, moved in; not LBFGS.
 /// \tparam Topology  a graph or schedule of the communicator's ranks (or of its machines, for
 ///                   `hierarchical_neighbor_allreduce`).

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,11 +15,9 @@
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/gather.hpp>
-#include <bluefog/collective/allreduce.hpp>
 #include <bluefog/collective/broadcast_object.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
-#include <bluefog/core/reduce_op.hpp>
 #include <bluefog/tensor/arena.hpp>
 #include <bluefog/tensor/parcel.hpp>
 
@@ -39,6 +37,19 @@ struct named_list {
   [[nodiscard]] std::size_t size() const { return items.size(); }
   [[nodiscard]] const std::string& name(std::size_t i) const { return items[i].name; }
   [[nodiscard]] const at::Tensor& tensor(std::size_t i) const { return items[i].tensor; }
+};
+
+/// Parameters, then buffers.
+struct arena_and_buffers {
+  const parameter_arena& parameters;
+  const std::vector<named_tensor>& buffers;
+  [[nodiscard]] std::size_t size() const { return parameters.size() + buffers.size(); }
+  [[nodiscard]] const std::string& name(std::size_t i) const {
+    return i < parameters.size() ? parameters.name(i) : buffers[i - parameters.size()].name;
+  }
+  [[nodiscard]] const at::Tensor& tensor(std::size_t i) const {
+    return i < parameters.size() ? parameters.tensor(i) : buffers[i - parameters.size()].tensor;
+  }
 };
 
 /// One line per parameter: what has to be equal on every rank.
@@ -66,14 +77,27 @@ template <parameter_list List>
                 "; the first that one lacks is ", (root.size() > common ? root : own)[common]);
 }
 
-/// Compares the parameter lists of all ranks. Collective, once per wrapper.
+/// \return whether all ranks have the same lines. Collective; control traffic, one number each.
+template <backend Backend>
+[[nodiscard]] bool same_everywhere(communicator<Backend>& comm,
+                                   const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& each : lines) text += each + "\n";
+  const auto own = static_cast<std::int64_t>(std::hash<std::string>{}(text));
+  std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
+  comm.run({.operation = "parameter check"}, [&](auto context) {
+    return gather_equal(context, std::vector<std::int64_t>{own}, &all);
+  });
+  return std::ranges::count(all, own) == comm.size();
+}
+
+/// Compares what `describe_parameters` has made on all ranks. Collective.
 /// \throws mismatch_error, the same on every rank, that names the first difference.
-template <backend Backend, parameter_list List>
-void expect_equal_parameters(std::string_view optimizer, communicator<Backend>& comm,
-                             const List& parameters) {
-  if (comm.size() == 1) return;
+template <backend Backend>
+void expect_equal_lines(std::string_view optimizer, communicator<Backend>& comm,
+                        const std::vector<std::string>& own) {
+  if (comm.size() == 1 || same_everywhere(comm, own)) return;
   constexpr std::size_t length = 512;
-  const auto own = describe_parameters(parameters);
   const auto root = broadcast_object(comm, own, 0);
   std::string verdict = first_difference(root, own, comm.rank());
   verdict.resize(length - 1);
@@ -88,13 +112,12 @@ void expect_equal_parameters(std::string_view optimizer, communicator<Backend>& 
   }
 }
 
-/// \return the names of those that learn, as part of what check mode compares.
-template <parameter_list List>
-[[nodiscard]] std::string names_that_learn(const List& parameters) {
-  std::string names = " of";
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    if (parameters.tensor(i).requires_grad()) names += concat(" \"", parameters.name(i), "\"");
-  return names;
+/// Compares the parameter lists of all ranks. Collective.
+/// \throws mismatch_error, the same on every rank, that names the first difference.
+template <backend Backend, parameter_list List>
+void expect_equal_parameters(std::string_view optimizer, communicator<Backend>& comm,
+                             const List& parameters) {
+  if (comm.size() > 1) expect_equal_lines(optimizer, comm, describe_parameters(parameters));
 }
 
 /// \param frozen_too  whether those that require no gradient travel as well.
@@ -106,23 +129,6 @@ void expect_travelling(std::string_view optimizer, const List& parameters, bool 
     if (frozen_too || parameters.tensor(i).requires_grad())
       bluefog::detail::expects_target(concat(optimizer, ": \"", parameters.name(i), "\""),
                                       parameters.tensor(i));
-}
-
-/// \return every rank's `value`, in rank order. Collective; control traffic.
-template <backend Backend>
-[[nodiscard]] std::vector<double> gather_value(communicator<Backend>& comm, double value) {
-  std::vector<double> all(static_cast<std::size_t>(comm.size()));
-  comm.run({.operation = "comparison of ranks"},
-           [&](auto context) { return gather_equal(context, std::vector<double>{value}, &all); });
-  return all;
-}
-
-/// \return the highest of all ranks' numbers. Collective.
-template <backend Backend>
-[[nodiscard]] int highest(communicator<Backend>& comm, int own) {
-  std::array<std::int32_t, 1> number{own};
-  allreduce(comm, number, number, reduce_op::max);
-  return number.front();
 }
 
 }  // namespace bluefog::optim::detail

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -18,8 +17,8 @@
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
-#include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/optim/agreeing_group.hpp>
 #include <bluefog/optim/agreement.hpp>
 #include <bluefog/optim/averaging_plan.hpp>
 #include <bluefog/optim/backward_step.hpp>
@@ -30,7 +29,6 @@
 #include <bluefog/optim/parameters.hpp>
 #include <bluefog/optim/pass_counter.hpp>
 #include <bluefog/tensor/arena.hpp>
-#include <bluefog/tensor/dtype.hpp>
 
 namespace bluefog::optim::detail {
 
@@ -43,8 +41,8 @@ class averaging final : public gradient_listener {
 
   averaging(averaging_plan plan, communicator<Backend>& comm, Topology topology)
       : plan_(std::move(plan)),
-        comm_(comm.companion()),
-        mixer_(plan_.optimizer, comm_, std::move(topology), plan_.communication) {
+        group_(plan_.optimizer, comm),
+        mixer_(plan_.optimizer, group_, std::move(topology), plan_.communication) {
     expects_bucket(plan_.optimizer, plan_.bucket_bytes);
     mixer_.global_every(plan_.global_average_every);
   }
@@ -66,7 +64,7 @@ class averaging final : public gradient_listener {
     names_ = named_parameters(all, module);
     if (plan_.buffers == buffer_policy::average) buffers_ = module_buffers(module);
     rebuild(all, self);
-    expect_equal_parameters(plan_.optimizer, comm_, travelling{arena_, buffers_.list()});
+    group_.adopt(arena_and_buffers{arena_, buffers_.list()});
     expect_travelling(plan_.optimizer, arena_, /*frozen_too=*/false);
     expect_travelling(plan_.optimizer, named_list{buffers_.list()}, /*frozen_too=*/true);
   }
@@ -111,7 +109,14 @@ class averaging final : public gradient_listener {
     if (plan_.start == start::inside_backward && counter().due()) begin_inside();
   }
   void gradient_ready(std::size_t index) override {
-    if (inside_) inside_->ready(index);
+    if (!inside_) return;
+    try {
+      inside_->ready(index);
+    } catch (const mismatch_error&) {  // the communication was given up
+      inside_.reset();
+      mixer_.drop();
+      throw;
+    }
   }
 
   /// Makes a step count as a pass where there could be no other sign of one: gradients set by hand,
@@ -156,11 +161,19 @@ class averaging final : public gradient_listener {
                          [&](std::size_t i) { return arena_.tensor(i).requires_grad(); });
   }
 
+  /// Begins a communication. \throws mismatch_error, on every rank, if what travels differs.
+  void begin() {
+    mixer_.drop();
+    if (mixer_.type() != communication_type::none)
+      group_.agree(arena_and_buffers{arena_, buffers_.list()});
+    mixer_.begin();
+  }
+
   /// Sends all parameters, unless that has happened since the last communication.
   void send_all() {
     if (mixer_.started()) return;
     arena_.reattach();
-    mixer_.begin();
+    begin();
     try {
       for (const auto& range : order()) mixer_.send(arena_, range);
     } catch (...) {
@@ -184,19 +197,6 @@ class averaging final : public gradient_listener {
   }
 
  private:
-  /// Parameters, then buffers.
-  struct travelling {
-    const parameter_arena& parameters;
-    const std::vector<named_tensor>& buffers;
-    [[nodiscard]] std::size_t size() const { return parameters.size() + buffers.size(); }
-    [[nodiscard]] std::string name(std::size_t i) const {
-      return i < parameters.size() ? parameters.name(i) : buffers[i - parameters.size()].name;
-    }
-    [[nodiscard]] const at::Tensor& tensor(std::size_t i) const {
-      return i < parameters.size() ? parameters.tensor(i) : buffers[i - parameters.size()].tensor;
-    }
-  };
-
   [[nodiscard]] bool before_forward() const noexcept {
     return plan_.start == start::after_step || plan_.start == start::inside_backward;
   }
@@ -234,10 +234,7 @@ class averaging final : public gradient_listener {
     packed_.clear();
     if (plan_.buffers == buffer_policy::local) return;
     packed_ = buffers_.pack();
-    for (const at::Tensor& flat : packed_)
-      mixer_.send({static_cast<std::byte*>(flat.data_ptr()), flat.numel(),
-                   dtype_from(flat.scalar_type(), plan_.optimizer)},
-                  flat);
+    for (const at::Tensor& flat : packed_) mixer_.send(flat);
   }
   void unpack_buffers() { buffers_.unpack(std::exchange(packed_, {})); }
 
@@ -258,7 +255,6 @@ class averaging final : public gradient_listener {
 
   void rebuild(const groups& all, const std::shared_ptr<averaging>& self) {
     arena_ = parameter_arena(names_);
-    if (comm_.checks()) mixer_.owners(names_that_learn(arena_));
     watch(self);
     signature_ = signature(all);
   }
@@ -279,8 +275,7 @@ class averaging final : public gradient_listener {
   module_buffers buffers_;
   std::vector<at::Tensor> packed_;  // copies of the buffers, on their way
   parameter_arena arena_;
-  // Of its own: it is used at its own times, between the operations of the program.
-  communicator<Backend> comm_;
+  agreeing_group<Backend> group_;
   mixer<Backend, Topology> mixer_;
   stepping_optimizer stepping_;
   std::optional<backward_step<Backend, Topology>> inside_;

@@ -24,6 +24,7 @@
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
 #include <bluefog/optim/partial_step.hpp>
+#include <bluefog/optim/transfer.hpp>
 #include <bluefog/topology/neighborhood.hpp>
 
 namespace bluefog::optim::detail {
@@ -169,6 +170,7 @@ class averaging_optimizer : public Inner, public communicates_over<Backend> {
   [[nodiscard]] communicator<Backend>& group() const noexcept override {
     return shared_->mixing().comm();
   }
+  void finish(transfer& started) override { shared_->mixing().wait(started); }
 
   // Says where this optimizer is, to those that step it inside a backward.
   void announce() {

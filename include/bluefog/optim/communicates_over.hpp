@@ -1,27 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/context.hpp>
+#include <bluefog/backend/gather.hpp>
+#include <bluefog/backend/task.hpp>
+#include <bluefog/collective/allreduce.hpp>
 #include <bluefog/communicator.hpp>
-#include <bluefog/optim/agreement.hpp>
+#include <bluefog/core/buffer.hpp>
+#include <bluefog/core/dtype.hpp>
+#include <bluefog/core/reduce_op.hpp>
 #include <bluefog/optim/communicating_optimizer.hpp>
+#include <bluefog/optim/transfer.hpp>
 
 namespace bluefog::optim::detail {
+
+/// `gather_equal` into memory that it shares.
+template <backend Backend>
+task gather_shared(operation_context<Backend> context, std::vector<double> own,
+                   std::shared_ptr<std::vector<double>> all) {
+  auto gathering = gather_equal(context, std::move(own), all.get());
+  co_await std::move(gathering);
+}
 
 /// What an optimizer says of its ranks, by the communicator that it has.
 template <backend Backend>
 class communicates_over : public communicating_optimizer {
  public:
   [[nodiscard]] int ranks() const noexcept override { return group().size(); }
-  [[nodiscard]] int highest(int own) override { return detail::highest(group(), own); }
-  [[nodiscard]] std::vector<double> of_every_rank(double value) override {
-    return gather_value(group(), value);
+
+  [[nodiscard]] int highest(int own) override {
+    const auto number = std::make_shared<std::int32_t>(own);
+    const mutable_buffer value{reinterpret_cast<std::byte*>(number.get()), 1, dtype::int32};
+    run(bluefog::detail::check_allreduce(group(), value, value, reduce_op::max, {}),
+        [&](auto context) {
+          return bluefog::detail::allreduce_task(context, value, value, reduce_op::max, scope::all,
+                                                 number);
+        });
+    return *number;
+  }
+
+  /// Control traffic.
+  [[nodiscard]] std::vector<double> of_every_rank(const std::vector<double>& values) override {
+    const auto all = std::make_shared<std::vector<double>>(
+        values.size() * static_cast<std::size_t>(group().size()));
+    run({.operation = "comparison of ranks"},
+        [&](auto context) { return gather_shared(context, values, all); });
+    return *all;
   }
 
  private:
   [[nodiscard]] virtual communicator<Backend>& group() const noexcept = 0;
+  /// Waits for an operation on `group()`.
+  virtual void finish(transfer& started) { started.wait(); }
+
+  template <class Make>
+  void run(call_description call, Make make) {
+    transfer started(group().driver(), group().start(std::move(call), std::move(make)));
+    finish(started);
+  }
 };
 
 }  // namespace bluefog::optim::detail

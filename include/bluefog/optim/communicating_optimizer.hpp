@@ -49,8 +49,8 @@ class communicating_optimizer {
   /// Collective. \return the highest of all ranks' numbers.
   [[nodiscard]] virtual int highest(int own) = 0;
 
-  /// Collective. \return every rank's `value`, in rank order.
-  [[nodiscard]] virtual std::vector<double> of_every_rank(double value) = 0;
+  /// Collective. \return every rank's `values`, equally many of each, in rank order.
+  [[nodiscard]] virtual std::vector<double> of_every_rank(const std::vector<double>& values) = 0;
 
   /// \return what is this optimizer's own, and moves with it; another one, on all ranks, once ranks
   ///         have taken different numbers of steps.

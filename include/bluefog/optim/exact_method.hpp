@@ -5,13 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -25,13 +25,18 @@
 #include <bluefog/core/error.hpp>
 #include <bluefog/neighbor/allreduce.hpp>
 #include <bluefog/neighbor/mixing.hpp>
+#include <bluefog/optim/agreeing_group.hpp>
 #include <bluefog/optim/agreement.hpp>
 #include <bluefog/optim/communicates_over.hpp>
 #include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/flat_parameters.hpp>
 #include <bluefog/optim/mixer.hpp>
 #include <bluefog/optim/parameters.hpp>
-#include <bluefog/tensor/dtype.hpp>
+#include <bluefog/optim/transfer.hpp>
+#include <bluefog/tensor/arguments.hpp>
+#include <bluefog/tensor/carry.hpp>
+#include <bluefog/tensor/device.hpp>
+#include <bluefog/tensor/parcel.hpp>
 #include <bluefog/topology/neighborhood.hpp>
 
 namespace bluefog::optim {
@@ -47,7 +52,9 @@ namespace detail {
 enum class memory : std::uint8_t { none, correction };
 
 /// What the methods without bias, or with their own momentum, share: they communicate in every
-/// step. Is the user's optimizer.
+/// step. Is the user's optimizer. Parameters may be added, frozen and unfrozen on all ranks alike;
+/// where ranks differ in that, a step is a mismatch_error on every rank, as in
+/// `adapt_with_combine`.
 template <steppable Inner, backend Backend, averaging_topology Topology>
 class exact_method : public Inner, public communicates_over<Backend> {
  public:
@@ -65,7 +72,7 @@ class exact_method : public Inner, public communicates_over<Backend> {
   step_kind settle_gradients() override { return step_kind::mixing; }
   /// What a method corrects with sums over all ranks, so they must not step apart.
   [[nodiscard]] bool reduces_gradients() const noexcept override { return true; }
-  [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return identity_; }
+  [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return group_; }
 
   /// Writes what the user's optimizer writes, the round, and what the method remembers.
   void save(torch::serialize::OutputArchive& archive) const override {
@@ -102,13 +109,16 @@ class exact_method : public Inner, public communicates_over<Backend> {
   template <module_like Model>
   exact_method(std::string_view method, Inner&& inner, const Model& model,
                communicator<Backend>& comm, Topology topology, memory remembers)
-      : Inner(std::move(inner)), method_(method), comm_(&comm), topology_(std::move(topology)) {
+      : Inner(std::move(inner)),
+        method_(method),
+        group_(std::make_shared<agreeing_group<Backend>>(method, comm)),
+        topology_(std::move(topology)) {
     refuse_line_search<Inner>();
     expects(topology_.size() == comm.size(), method_, ": the topology has ", topology_.size(),
             " ranks, the communicator has ", comm.size());
     flat_ = flat_parameters(this->param_groups(), module_of(model));
     if (remembers == memory::correction) flat_.keep();
-    expect_equal_parameters(method_, comm, flat_.arena());
+    group_->adopt(flat_.arena());
     expect_travelling(method_, flat_.arena(), /*frozen_too=*/false);
   }
 
@@ -119,6 +129,7 @@ class exact_method : public Inner, public communicates_over<Backend> {
   at::Tensor begin_step(const typename Inner::LossClosure& closure) {
     at::Tensor loss = evaluate(closure);
     refresh();
+    group_->agree(flat_.arena());
     return loss;
   }
   /// What every step ends with.
@@ -157,23 +168,29 @@ class exact_method : public Inner, public communicates_over<Backend> {
   /// Computed from the differences, not from the average: two ranks get opposite numbers along an
   /// edge, so what is summed up from step to step keeps its sum of zero, however long it goes on.
   [[nodiscard]] flat_tensors differences(const flat_tensors& values, std::int64_t round) const {
-    const neighborhood around = links_in_round(topology_, comm_->rank(), round);
+    communicator<Backend>& comm = group_->comm();
+    const neighborhood around = links_in_round(topology_, comm.rank(), round);
     flat_tensors result;
     for (const at::Tensor& own : values) {
-      const mutable_buffer buffer{static_cast<std::byte*>(own.data_ptr()), own.numel(),
-                                  dtype_from(own.scalar_type(), method_)};
+      const const_buffer outline = bluefog::detail::outlines(bluefog::detail::only(own)).front();
       const auto arrived = std::make_shared<bluefog::detail::arrivals>();
-      auto call = bluefog::detail::check_mix(*comm_, method_, buffer, buffer, around, {});
-      if (comm_->checks()) call.agreement += names_that_learn(flat_.arena());
-      comm_->run(std::move(call), [&](auto context) {
-        return bluefog::detail::fetch_task(
-            context, buffer.data, bluefog::detail::packed_layout(buffer), around, arrived, own);
-      });
+      auto call = bluefog::detail::check_mix(comm, method_, outline, outline, around, {});
+      bluefog::detail::name_caller_stream(comm, own.device());
+      std::shared_ptr<bluefog::detail::parcel> sent;
+      transfer way(comm.driver(), comm.start(std::move(call), [&](auto context) {
+        sent = std::make_shared<bluefog::detail::parcel>(context, bluefog::detail::only(own),
+                                                         std::span<const at::Tensor>());
+        return bluefog::detail::run_with(
+            context,
+            bluefog::detail::fetch_task(context, sent->input(), sent->layout(), around, arrived,
+                                        nullptr),
+            sent);
+      }));
+      group_->wait(way);
       at::Tensor sum = at::zeros_like(own);
-      for (std::size_t j = 0; j < arrived->size(); ++j) {
-        const at::Tensor theirs = at::from_blob((*arrived)[j].data(), own.sizes(), own.options());
-        sum.add_(theirs.sub_(own), around.sources[j].weight);
-      }
+      for (std::size_t j = 0; j < arrived->size(); ++j)
+        sum.add_(sent->tensor_like(own, (*arrived)[j].data()).sub_(own), around.sources[j].weight);
+      bluefog::detail::transport_follows(comm, *sent);  // before the memory is used anew
       result.push_back(std::move(sum));
     }
     return result;
@@ -188,18 +205,18 @@ class exact_method : public Inner, public communicates_over<Backend> {
   }
 
  private:
-  [[nodiscard]] communicator<Backend>& group() const noexcept override { return *comm_; }
+  [[nodiscard]] communicator<Backend>& group() const noexcept override { return group_->comm(); }
+  void finish(transfer& started) override { group_->wait(started); }
   void refresh() { flat_.refresh(this->param_groups()); }
   [[nodiscard]] static std::string key(std::size_t block) {
     return concat("bluefog_correction_", block);
   }
 
   std::string_view method_;
-  communicator<Backend>* comm_;
+  std::shared_ptr<agreeing_group<Backend>> group_;
   Topology topology_;
   std::int64_t round_ = 0;
   flat_parameters flat_;
-  std::shared_ptr<const int> identity_ = std::make_shared<const int>();
 };
 
 }  // namespace detail

@@ -107,7 +107,7 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
     }
     if (shared_->local_steps()) {  // replicas have drifted apart: gradients no longer suffice
       Inner::step();
-      shared_->average_parameters();
+      shared_->average_replicas();
     } else {
       if (shared_->synchronized() && !*skip_ && !shared_->step_announced()) warn_of_missing_guard();
       reduced_step();
@@ -123,7 +123,7 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
     refresh();
     if (next_is_local()) return shared_->local_step_taken();  // others may have stepped
     if (shared_->local_steps())
-      shared_->average_parameters();
+      shared_->average_replicas();
     else
       shared_->synchronize();
     shared_->window_ended();
@@ -145,7 +145,7 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
     refresh();
     if (shared_->local_steps()) {
       if (shared_->counter().unused() > 0) Inner::step();
-      shared_->average_parameters();
+      shared_->average_replicas();
     } else {
       reduced_step();
     }

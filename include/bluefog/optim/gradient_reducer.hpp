@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -17,13 +18,16 @@
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/reduce_op.hpp>
+#include <bluefog/optim/agreement.hpp>
 #include <bluefog/optim/gradient_buckets.hpp>
 #include <bluefog/optim/gradient_exchange.hpp>
 #include <bluefog/optim/gradient_watch.hpp>
+#include <bluefog/optim/module_buffers.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
 #include <bluefog/optim/pass_counter.hpp>
 #include <bluefog/optim/state.hpp>
+#include <bluefog/tensor/allreduce.hpp>
 #include <bluefog/tensor/arena.hpp>
 
 namespace bluefog::optim::detail {
@@ -50,7 +54,10 @@ class gradient_reducer final : public gradient_listener {
   void adopt(const groups& all, const torch::nn::Module& module,
              const std::shared_ptr<gradient_reducer>& self) {
     for (const auto& item : module.named_parameters()) known_.push_back({item.key(), item.value()});
+    if (options_.buffers == buffer_policy::average) buffers_ = module_buffers(module);
     exchange_.adopt(named_parameters(all, module), self);
+    expect_equal_parameters(name, comm(), named_list{buffers_.list()});
+    expect_travelling(name, named_list{buffers_.list()}, /*frozen_too=*/true);
     signature_ = signature(all);
   }
 
@@ -148,8 +155,13 @@ class gradient_reducer final : public gradient_listener {
     exchange_.forget_joined();
   }
 
-  /// Averages the parameters themselves, after steps with gradients of this rank alone.
+  /// Averages the parameters themselves, whose momenta may differ.
   void average_parameters() { exchange_.average_parameters(); }
+  /// The same after steps with gradients of this rank alone, and the buffers.
+  void average_replicas() {
+    average_parameters();
+    average_buffers(/*takes_part=*/true, comm().size());
+  }
 
   /// Makes parameters and the optimizer's state those of `root`. Collective.
   void broadcast_from(int root, torch::optim::Optimizer& optimizer) {
@@ -199,11 +211,27 @@ class gradient_reducer final : public gradient_listener {
 
   reduction_result reduce(const contribution& own) {
     try {
-      return exchange_.reduce(own, options_.average_aggregated_gradients);
+      const auto result = exchange_.reduce(own, options_.average_aggregated_gradients);
+      if (result.joined == 0 || options_.uneven == uneven::zeros)
+        average_buffers(!own.joined, comm().size() - result.joined);
+      return result;
     } catch (...) {
       window_ended();
       throw;
     }
+  }
+
+  // Collective. \param takes_part  whether this rank is one of the `partners` whose mean counts.
+  void average_buffers(bool takes_part, int partners) {
+    if (buffers_.list().empty() || partners == 0) return;
+    const c10::AutoGradMode no_grad(false);
+    const auto flats = buffers_.pack();
+    if (!takes_part)
+      for (const at::Tensor& each : flats) each.zero_();
+    allreduce_(comm(), std::span<const at::Tensor>(flats));
+    if (partners != comm().size())
+      for (const at::Tensor& each : flats) each.mul_(static_cast<double>(comm().size()) / partners);
+    buffers_.unpack(flats);
   }
 
   [[nodiscard]] bool step_is_pass() const {
@@ -221,6 +249,7 @@ class gradient_reducer final : public gradient_listener {
 
   gradient_allreduce_options options_;
   gradient_exchange<Backend> exchange_;
+  module_buffers buffers_;  // those that are averaged
   pass_counter counter_;
   std::vector<named_tensor> known_;  // the module's, for the names of parameters added later
   std::vector<std::pair<const void*, bool>> signature_;

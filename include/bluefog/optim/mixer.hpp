@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -17,14 +16,18 @@
 #include <bluefog/collective/allreduce.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
-#include <bluefog/core/scratch.hpp>
 #include <bluefog/neighbor/allreduce.hpp>
 #include <bluefog/neighbor/hierarchical_allreduce.hpp>
 #include <bluefog/neighbor/links.hpp>
 #include <bluefog/neighbor/mixing.hpp>
+#include <bluefog/optim/agreeing_group.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/transfer.hpp>
 #include <bluefog/tensor/arena.hpp>
+#include <bluefog/tensor/arguments.hpp>
+#include <bluefog/tensor/carry.hpp>
+#include <bluefog/tensor/device.hpp>
+#include <bluefog/tensor/parcel.hpp>
 #include <bluefog/topology/concepts.hpp>
 #include <bluefog/topology/neighborhood.hpp>
 
@@ -67,28 +70,27 @@ class mixer {
   struct flight {
     transfer way;
     communication_type type;
-    mutable_buffer values;
+    std::shared_ptr<const bluefog::detail::parcel> values;
     std::shared_ptr<const neighborhood> links;
     std::shared_ptr<bluefog::detail::arrivals> arrived;
   };
 
-  mixer(std::string_view optimizer, communicator<Backend>& comm, Topology topology,
+  /// \param group  borrowed; must outlive the mixer.
+  mixer(std::string_view optimizer, agreeing_group<Backend>& group, Topology topology,
         communication_type type)
-      : optimizer_(optimizer), comm_(&comm), topology_(std::move(topology)), type_(type) {
+      : optimizer_(optimizer), group_(&group), topology_(std::move(topology)), type_(type) {
     expect_fitting(type_);
   }
 
-  [[nodiscard]] communicator<Backend>& comm() const noexcept { return *comm_; }
+  [[nodiscard]] communicator<Backend>& comm() const noexcept { return group_->comm(); }
   [[nodiscard]] communication_type type() const noexcept { return type_; }
   void type(communication_type next) {
     expect_fitting(next);
     type_ = next;
   }
-  /// What else check mode compares over ranks: whose values travel.
-  void owners(std::string names) { owners_ = std::move(names); }
   /// Takes the place of the topology in the next communication.
   void next(neighborhood links) {
-    bluefog::detail::validate(optimizer_, links, own_place(), places(*comm_, type_));
+    bluefog::detail::validate(optimizer_, links, own_place(), places(comm(), type_));
     next_ = std::move(links);
   }
   /// Takes the place of the topology in every communication, if it is not empty.
@@ -132,7 +134,7 @@ class mixer {
   /// Waits for what was sent and forgets it: the parameters stay as they are.
   void drop() noexcept {
     for (flight& each : flights_) try {
-        each.way.wait();
+        group_->wait(each.way);
       } catch (const std::exception&) {  // what it would have brought is not wanted
       }
     flights_.clear();
@@ -148,37 +150,39 @@ class mixer {
 
   /// Sends `part` of the arena as it is now. It must not change before `apply`.
   void send(const parameter_arena& arena, const parameter_arena::range& part) {
-    send(arena.buffer(part), arena.block(part.block));
+    send(arena.slice(part));
   }
-  /// Sends `values`, in the memory of `owner`, which late transfers may still read.
-  void send(mutable_buffer values, const at::Tensor& owner) {
+  /// Sends the elements of `values`, which is contiguous.
+  void send(const at::Tensor& values) {
     if (current_ == communication_type::none) return;
-    auto arrived = std::make_shared<bluefog::detail::arrivals>();
+    const auto arrived = std::make_shared<bluefog::detail::arrivals>();
+    const const_buffer outline = bluefog::detail::outlines(bluefog::detail::only(values)).front();
     const call_options anonymous;
     if (current_ == communication_type::neighbor_allreduce) {
-      start(bluefog::detail::check_mix(*comm_, optimizer_, values, values, *links_, anonymous),
-            values, arrived, [&](auto context) {
-              return bluefog::detail::fetch_task(context, values.data,
-                                                 bluefog::detail::packed_layout(values), *links_,
-                                                 arrived, owner);
+      start(bluefog::detail::check_mix(comm(), optimizer_, outline, outline, *links_, anonymous),
+            values, arrived, [&](auto context, const auto& own) {
+              return bluefog::detail::fetch_task(context, own.input(), own.layout(), *links_,
+                                                 arrived, nullptr);
             });
       return;
     }
-    arrived->push_back(scratch_.acquire(values.bytes()));
-    const mutable_buffer result{arrived->front().data(), values.count, values.type};
-    const auto owners = std::pair(owner, arrived);
+    const auto result = [&](const auto& context, const auto& own) {
+      const auto& memory = arrived->emplace_back(context.scratch(own.layout().bytes, own.input()));
+      return mutable_buffer{memory.data(), outline.count, outline.type};
+    };
     if (current_ == communication_type::allreduce) {
-      start(bluefog::detail::check_allreduce(*comm_, values, result, reduce_op::average, {}),
-            values, arrived, [&](auto context) {
-              return bluefog::detail::allreduce_task(context, values, result, reduce_op::average,
-                                                     scope::all, owners);
+      start(bluefog::detail::check_allreduce(comm(), outline, outline, reduce_op::average, {}),
+            values, arrived, [&](auto context, const auto& own) {
+              return bluefog::detail::allreduce_task(context, own.in(), result(context, own),
+                                                     reduce_op::average, scope::all, arrived);
             });
       return;
     }
     neighborhood links = *links_;  // between machines; the check makes it one between ranks
-    auto call = bluefog::detail::check_hierarchical(*comm_, values, result, links, anonymous);
-    start(std::move(call), values, arrived, [&](auto context) {
-      return bluefog::detail::hierarchical_task(context, values, result, links, owners);
+    auto call = bluefog::detail::check_hierarchical(comm(), outline, outline, links, anonymous);
+    start(std::move(call), values, arrived, [&](auto context, const auto& own) {
+      return bluefog::detail::hierarchical_task(context, own.in(), result(context, own), links,
+                                                arrived);
     });
   }
 
@@ -189,7 +193,7 @@ class mixer {
     std::exception_ptr failure;
     for (flight& each : flights_) {
       try {
-        each.way.wait();
+        group_->wait(each.way);
       } catch (...) {
         if (!failure) failure = std::current_exception();
       }
@@ -199,6 +203,9 @@ class mixer {
     for (const flight& each : flights) combine(each);
   }
 
+  /// Waits for another operation on `comm()`.
+  void wait(transfer& started) { group_->wait(started); }
+
   /// \return what is on its way, for the caller to `finish` part by part, in the order of sending;
   /// none if the communication is with nobody.
   [[nodiscard]] std::vector<flight> take() noexcept {
@@ -206,41 +213,49 @@ class mixer {
     return std::exchange(flights_, {});
   }
   /// Waits for one part, then combines it in place.
-  static void finish(flight& each) {
-    each.way.wait();
+  void finish(flight& each) {
+    group_->wait(each.way);
     combine(each);
   }
 
  private:
+  // `make(context, parcel)` makes the task, which works on what the parcel holds.
   template <class Make>
-  void start(call_description call, mutable_buffer values,
-             std::shared_ptr<bluefog::detail::arrivals> arrived, Make make) {
-    call.agreement += owners_;
-    auto started = comm_->start(std::move(call), std::move(make));
-    flights_.push_back({transfer(comm_->driver(), std::move(started)), current_, values, links_,
-                        std::move(arrived)});
+  void start(call_description call, const at::Tensor& values,
+             const std::shared_ptr<bluefog::detail::arrivals>& arrived, Make make) {
+    bluefog::detail::name_caller_stream(comm(), values.device());
+    std::shared_ptr<bluefog::detail::parcel> own;
+    auto started = comm().start(std::move(call), [&](auto context) {
+      const auto in = bluefog::detail::only(values);
+      own = std::make_shared<bluefog::detail::parcel>(context, in, in);
+      return bluefog::detail::run_with(context, make(context, *own), own);
+    });
+    flights_.push_back(
+        {transfer(comm().driver(), std::move(started)), current_, std::move(own), links_, arrived});
   }
 
-  static void combine(const flight& each) {
-    if (each.type == communication_type::neighbor_allreduce)
-      bluefog::detail::combine(each.values.data, each.values.data,
-                               bluefog::detail::packed_layout(each.values), *each.links,
-                               *each.arrived);
-    else
-      bluefog::detail::copy({each.arrived->front().data(), each.values.count, each.values.type},
-                            each.values);
+  void combine(const flight& each) const {
+    const bluefog::detail::parcel& own = *each.values;
+    bluefog::detail::write_in_order(comm(), own, [&](auto compute) {
+      if (each.type == communication_type::neighbor_allreduce)
+        bluefog::detail::combine(own.output(), own.output(), own.layout(), *each.links,
+                                 *each.arrived,
+                                 [&](auto... operands) { compute.mix(operands...); });
+      else
+        compute.copy({each.arrived->front().data(), own.out().count, own.out().type}, own.out());
+    });
   }
 
   [[nodiscard]] bool hierarchical() const noexcept {
     return type_ == communication_type::hierarchical_neighbor_allreduce;
   }
   [[nodiscard]] int own_place() const {
-    return hierarchical() ? comm_->machine_rank() : comm_->rank();
+    return hierarchical() ? comm().machine_rank() : comm().rank();
   }
 
   [[nodiscard]] neighborhood chosen(std::int64_t round) const {
     neighborhood links = choose_(round);
-    bluefog::detail::validate(optimizer_, links, own_place(), places(*comm_, type_));
+    bluefog::detail::validate(optimizer_, links, own_place(), places(comm(), type_));
     return links;
   }
 
@@ -252,23 +267,22 @@ class mixer {
   void expect_fitting(communication_type type) const {
     if (choose_) return;  // what it answers is looked at each time
     if (type == communication_type::neighbor_allreduce)
-      expects(topology_.size() == comm_->size(), optimizer_, ": the topology has ",
-              topology_.size(), " ranks, the communicator has ", comm_->size());
+      expects(topology_.size() == comm().size(), optimizer_, ": the topology has ",
+              topology_.size(), " ranks, the communicator has ", comm().size());
     if (type == communication_type::hierarchical_neighbor_allreduce) {
-      expects(comm_->is_homogeneous(), optimizer_,
-              ": machines differ: ", comm_->layout().to_string());
-      expects(topology_.size() == comm_->machine_size(), optimizer_, ": the topology has ",
-              topology_.size(), " machines, the communicator has ", comm_->machine_size());
+      expects(comm().is_homogeneous(), optimizer_,
+              ": machines differ: ", comm().layout().to_string());
+      expects(topology_.size() == comm().machine_size(), optimizer_, ": the topology has ",
+              topology_.size(), " machines, the communicator has ", comm().machine_size());
     }
   }
 
   std::string_view optimizer_;
-  communicator<Backend>* comm_;
+  agreeing_group<Backend>* group_;
   Topology topology_;
   communication_type type_;
   communication_type current_ = type_;  // of the communication that has begun last
   int global_every_ = 0;
-  std::string owners_;
   std::function<neighborhood(std::int64_t)> choose_;
   std::optional<neighborhood> next_;
   std::optional<neighborhood> used_;  // what was next when the last communication began
@@ -276,7 +290,6 @@ class mixer {
   mixing_position position_;
   mixing_position before_;
   bool started_ = false;
-  scratch_pool scratch_;
   std::vector<flight> flights_;
 };
 

@@ -52,7 +52,7 @@ enum class start : std::uint8_t {
 /// batch norm. Other buffers (its count of batches) never travel.
 enum class buffer_policy : std::uint8_t {
   local,   ///< every rank keeps its own
-  average  ///< they are averaged as the parameters are
+  average  ///< they are averaged as the parameters are; by `gradient_allreduce` over all ranks
 };
 
 /// Options of `adapt_with_combine`.
@@ -109,6 +109,9 @@ struct gradient_allreduce_options {
   optim::partial_window partial_window = optim::partial_window::local;
   optim::uneven uneven = optim::uneven::zeros;
   optim::miscount on_miscount = miscount::warn;
+  /// Whenever gradients are reduced, or parameters averaged in their place. A rank that has joined
+  /// has no say any more.
+  optim::buffer_policy buffers = buffer_policy::local;
 };
 
 namespace detail {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <exception>
 #include <memory>
 #include <utility>
@@ -27,6 +28,12 @@ class transfer {
     if (job_ && std::uncaught_exceptions() <= exceptions_) engine_->wait(*job_);
   }
 
+  /// Blocks until the operation is over, or `in_vain()` says that it need not be waited for.
+  /// \return whether it is over.
+  template <std::predicate InVain>
+  [[nodiscard]] bool over_unless(InVain in_vain) const {
+    return !job_ || engine_->wait(*job_, in_vain);
+  }
   /// Blocks until the operation is over; once. \throws what it failed with.
   void wait() { bluefog::detail::finish(*engine_, job_); }
 

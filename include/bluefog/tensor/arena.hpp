@@ -13,9 +13,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
-#include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
-#include <bluefog/tensor/dtype.hpp>
 #include <bluefog/tensor/part.hpp>
 
 namespace bluefog {
@@ -88,13 +86,6 @@ class parameter_arena {
   /// \return the elements of `part`.
   [[nodiscard]] at::Tensor slice(const range& part) const {
     return blocks_[part.block].flat.narrow(0, part.begin, part.count);
-  }
-  /// \return the elements of `part`.
-  [[nodiscard]] mutable_buffer buffer(const range& part) const {
-    const at::Tensor& flat = blocks_[part.block].flat;
-    return mutable_buffer{static_cast<std::byte*>(flat.data_ptr()), flat.numel(),
-                          dtype_from(flat.scalar_type(), "parameter_arena")}
-        .slice(part.begin, part.count);
   }
 
   /// Runs of neighbouring parameters that `chosen(index)` selects, of at most `bytes` bytes unless
