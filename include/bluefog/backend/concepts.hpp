@@ -21,8 +21,8 @@ namespace bluefog {
 /// never blocks, and throws a `transport_error`, `mismatch_error` or `peer_error` only once nothing
 /// touches the buffers any more. `abandon()` asks the transport to let go of the buffers; after it,
 /// `ready()` turns true as soon as it has. `waiting_for()` lists, ascending, the ranks whose part
-/// is still missing; empty if the transport does not know. Destroying a complete operation never
-/// blocks.
+/// is still missing, or of some of whom it is; empty if the transport does not know. Destroying a
+/// complete operation never blocks.
 template <class T>
 concept pending_operation =
     std::default_initializable<T> && std::movable<T> && requires(T& operation, const T& view) {

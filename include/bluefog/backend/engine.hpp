@@ -218,8 +218,9 @@ class engine {
     std::erase_if(active_, [&](auto& it) {
       const lane* const home = it->home_;
       if (!it->begun_) {
-        // Operations of two ranks need no order, and ranks may issue them in different ones.
-        if (it->label_.tag.lane == channel::group &&
+        // Where messages have numbers, operations of two ranks need no order, and ranks may issue
+        // them in different ones.
+        if ((it->label_.tag.lane == channel::group || home->pairs_in_order_) &&
             std::ranges::find(blocked_, home) != blocked_.end())
           return false;
         it->begin();

@@ -25,9 +25,13 @@ task in_order(operation_context<Backend> context, Moment called, task work) {
     failure = std::current_exception();
   }
   // Also after a failure: what the device still does, it does with the caller's memory.
-  auto rest = context.transport().finished();
-  co_await order::release;
-  co_await rest;
+  try {
+    auto rest = context.transport().finished();
+    co_await order::release;
+    co_await rest;
+  } catch (...) {
+    if (!failure) failure = std::current_exception();
+  }
   if (failure) std::rethrow_exception(failure);
 }
 

@@ -20,7 +20,9 @@ struct patience {
 /// One communicator as the engine sees it: a sequence of operations that start in program order.
 class lane {
  public:
-  explicit lane(patience limits) : limits_(limits) {}
+  /// \param pairs_in_order  whether operations of two ranks, too, wait for those that hold the
+  /// order.
+  lane(patience limits, bool pairs_in_order) : limits_(limits), pairs_in_order_(pairs_in_order) {}
   lane(const lane&) = delete;
   lane& operator=(const lane&) = delete;
   virtual ~lane() = default;
@@ -42,6 +44,7 @@ class lane {
   friend class job;
 
   patience limits_;
+  bool pairs_in_order_;
   std::shared_ptr<used_names> names_ = std::make_shared<used_names>();
   // Under the engine's mutex:
   std::atomic<int> outstanding_ = 0;    // read without it too

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <bluefog/backend/compute.hpp>
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/engine.hpp>
 #include <bluefog/backend/lane.hpp>
@@ -32,7 +33,7 @@ class communicator_state final : public lane {
   /// \param counters  likewise, if this one counts for that one.
   communicator_state(Backend transport, communicator_options options,
                      std::shared_ptr<engine> driver, std::shared_ptr<traffic> counters)
-      : lane({options.timeout, options.stall_warning}),
+      : lane({options.timeout, options.stall_warning}, device_backend<Backend>),
         transport_(std::move(transport)),
         options_(options),
         driver_(driver ? std::move(driver) : std::make_shared<engine>(transport_.any_thread())),
