@@ -44,10 +44,22 @@ namespace bluefog {
 /// after everything that the program had given to its stream, see `caller_stream`, before it called
 /// the operation; when the operation is over, so is all work on that memory.
 ///
-/// NCCL has no tags: ranks have to call all operations of one communicator in the same order, those
-/// of pairs among them, and a message for an operation that is over is not noticed except in check
-/// mode. Lengths that differ are not noticed by it either. Any thread may call any function. Each
-/// communicator has a stream of its own.
+/// NCCL has no tags and no lengths. Three rules follow, which the other backends do not need; check
+/// mode verifies the latter two:
+/// - Ranks call all operations of one communicator in the same order, those of pairs among them;
+///   otherwise they wait for each other until their time is over.
+/// - Every message has its receive in the same operation. One that nobody expects is taken for that
+///   of a later operation.
+/// - A message has the length that its receiver expects. Another one is not noticed: it does not
+///   arrive, or damages memory.
+///
+/// Nor does NCCL tell ranks that wait that another one has given up: they hear of that, and of who
+/// is missing, from the board through which the ranks met, as long as rank 0 keeps it. Whatever
+/// fails on one rank ends this communicator on all ranks, with one abort each; those split from it
+/// or duplicated live on. Afterwards every operation is refused for that reason.
+///
+/// Any thread may call any function. Each communicator has a stream of its own; how many may work
+/// at the same time on one device, NCCL's documentation says.
 class nccl_backend {
  public:
   using operation_type = nccl::operation;
@@ -55,6 +67,21 @@ class nccl_backend {
   static constexpr std::string_view name = "nccl";
   static constexpr memory_space space = memory_space::device;
 
+ private:
+  // Calls `act`, which no other rank takes part in: if it throws, the others have to be told, or
+  // they would wait for what this rank does not send any more.
+  template <class Act>
+  decltype(auto) attempt(Act act) {
+    const auto inside = connection_->enter();
+    try {
+      return act();
+    } catch (const std::exception& problem) {
+      connection_->abort(problem.what());
+      throw;
+    }
+  }
+
+ public:
   /// The ranks of a launcher that sets `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, such
   /// as torchrun. Collective.
   /// \throws usage_error that names the variable which is missing.
@@ -113,6 +140,7 @@ class nccl_backend {
     const auto from = direct ? 0 : host.outgoing(in);
     const auto to = direct ? 0 : host.incoming(out);
     return start(std::move(host), [&](nccl::staging& staged) {
+      expects_same_memory(in, out);
       nccl::check(
           ncclAllReduce(direct ? in.data : staged.at(from), direct ? out.data : staged.at(to),
                         static_cast<std::size_t>(in.count), *nccl::native(in.type),
@@ -140,60 +168,68 @@ class nccl_backend {
     return derived;
   }
 
+  // What makes it a `letter_backend`, by way of the board, which all ranks read:
+
+  void post(int, std::uint64_t number) noexcept { connection_->letters().post(number); }
+  [[nodiscard]] std::optional<letter> collect() noexcept {
+    return connection_->letters().collect();
+  }
+
   // What makes it a `device_backend`:
 
   [[nodiscard]] bool on_device(const void* data) const { return nccl::library::on_device(data); }
 
   [[nodiscard]] scratch_pool::block scratch(std::size_t bytes) {
-    const auto inside = connection_->enter();
-    return connection_->device_memory().acquire(bytes);
+    return attempt([&] { return connection_->device_memory().acquire(bytes); });
   }
 
   /// \return what the program has given to its stream so far.
   [[nodiscard]] std::shared_ptr<nccl::unique_event> called() {
-    const nccl::device_scope scope(device());
-    return std::make_shared<nccl::unique_event>(nccl::record(caller_));
+    return attempt([&] { return std::make_shared<nccl::unique_event>(nccl::record(caller_)); });
   }
 
   void follow(const std::shared_ptr<nccl::unique_event>& moment) {
-    const auto inside = connection_->enter();
-    connection_->follow(moment->get());
+    attempt([&] { connection_->follow(moment->get()); });
   }
 
   [[nodiscard]] nccl::operation finished() {
-    const auto inside = connection_->enter();
-    return connection_->take_work() ? nccl::operation::all_so_far(connection_) : nccl::operation();
+    return attempt([&] {
+      auto work = connection_->take_work();
+      return work ? nccl::operation::all_so_far(connection_, *std::move(work)) : nccl::operation();
+    });
   }
 
-  /// Calls `work()`, which gives something to `stream()`, in order with the communications.
+  /// Calls `work()`, which gives something to `stream()`, in order with the communications, and
+  /// calls nothing of this class.
   template <std::invocable Work>
   void give(Work work) {
-    const auto inside = connection_->enter();
-    connection_->note_work();
-    work();
+    attempt([&] {
+      work();
+      connection_->note_work();
+    });
   }
 
   /// Makes the stream that `caller_stream` names wait for all work so far.
   void caller_follows() {
-    const auto inside = connection_->enter();
-    const auto moment = last_moment();
-    nccl::check(cudaStreamWaitEvent(caller_, moment.get(), 0), "cudaStreamWaitEvent");
+    attempt([&] {
+      const auto moment = nccl::record(stream());
+      nccl::check(cudaStreamWaitEvent(caller_, moment.get(), 0), "cudaStreamWaitEvent");
+    });
   }
 
   /// Blocks until all work so far is over: for memory that the host shares with the device.
   void synchronize() {
-    const auto moment = last_moment();
-    const auto over = [&] {
-      const auto inside = connection_->enter();
-      return nccl::is_over(moment.get());
-    };
+    const auto moment = attempt([&] { return nccl::record(stream()); });
+    const auto over = [&] { return attempt([&] { return nccl::is_over(moment.get()); }); };
     while (!over()) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 
   void mix(mutable_buffer out, double self_weight, const_buffer self,
            std::span<const kernel::weighted_input> inputs) {
-    expects(on_device(self.data), "nccl_backend: in and out have to lie in the same memory");
-    compute([&](const nccl::kernels& on) { on.mix(stream(), out, self_weight, self, inputs); });
+    compute([&](const nccl::kernels& on) {
+      expects_same_memory(self, out);
+      on.mix(stream(), out, self_weight, self, inputs);
+    });
   }
   void reduce(reduce_op op, mutable_buffer out, std::span<const const_buffer> inputs) {
     compute([&](const nccl::kernels& on) { on.reduce(stream(), op, out, inputs); });
@@ -215,11 +251,6 @@ class nccl_backend {
   nccl_backend(nccl::group group, int rank)
       : group_(std::move(group)), rank_(rank), connection_(nccl::connect(group_, rank)) {}
 
-  [[nodiscard]] nccl::unique_event last_moment() {
-    const auto inside = connection_->enter();
-    return nccl::record(stream());
-  }
-
   template <class Begin>
   [[nodiscard]] nccl::operation start(nccl::staging host, Begin begin) {
     nccl::operation started(connection_, nccl::operation::end::launched);
@@ -230,6 +261,11 @@ class nccl_backend {
   template <class Compute>
   void compute(Compute begin) {
     give([&] { begin(nccl::kernels::of(device())); });
+  }
+
+  void expects_same_memory(const_buffer in, const_buffer out) const {
+    expects(in.data == out.data || in.count == 0 || on_device(in.data) == on_device(out.data),
+            "nccl_backend: in and out have to lie in the same memory");
   }
 
   nccl::group group_;
@@ -243,5 +279,6 @@ static_assert(backend<nccl_backend>);
 static_assert(allreducing_backend<nccl_backend>);
 static_assert(broadcasting_backend<nccl_backend>);
 static_assert(device_backend<nccl_backend>);
+static_assert(letter_backend<nccl_backend>);
 
 }  // namespace bluefog

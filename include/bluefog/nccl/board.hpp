@@ -15,9 +15,9 @@
 
 namespace bluefog::nccl {
 
-/// Where ranks leave words for one another while no communicator connects them.
+/// Where ranks leave words for one another that NCCL cannot carry.
 ///
-/// Any thread may call any function. A key is written once.
+/// Any thread may call any function.
 class board {
  public:
   board() = default;
@@ -25,9 +25,15 @@ class board {
   board& operator=(const board&) = delete;
   virtual ~board() = default;
 
+  using texts = std::map<std::string, std::string>;
+
+  /// Writes `value` under `key`, where it replaces what stood there.
   virtual void put(const std::string& key, const std::string& value) = 0;
   /// \return what stands under `key`, nothing if nobody has written it yet. Does not wait.
   [[nodiscard]] virtual std::optional<std::string> look(const std::string& key) = 0;
+  /// \return what stands under the keys that begin with `topic`, by the rest of its key. Does not
+  ///         wait.
+  [[nodiscard]] virtual texts look_for_all(const std::string& topic) = 0;
 
   using time_point = std::chrono::steady_clock::time_point;
 
@@ -46,6 +52,19 @@ class board {
   }
 };
 
+namespace detail {
+
+/// \return those of `values` whose key begins with `topic`, by the rest of the key.
+[[nodiscard]] inline board::texts under(const board::texts& values, const std::string& topic) {
+  board::texts found;
+  for (auto it = values.lower_bound(topic); it != values.end() && it->first.starts_with(topic);
+       ++it)
+    found.emplace(it->first.substr(topic.size()), it->second);
+  return found;
+}
+
+}  // namespace detail
+
 /// A board for ranks of one process.
 class local_board final : public board {
  public:
@@ -58,10 +77,14 @@ class local_board final : public board {
     const auto found = values_.find(key);
     return found == values_.end() ? std::nullopt : std::optional(found->second);
   }
+  [[nodiscard]] texts look_for_all(const std::string& topic) override {
+    const std::scoped_lock lock(mutex_);
+    return detail::under(values_, topic);
+  }
 
  private:
   std::mutex mutex_;
-  std::map<std::string, std::string> values_;
+  texts values_;
 };
 
 }  // namespace bluefog::nccl

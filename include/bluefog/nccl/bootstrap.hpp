@@ -9,7 +9,9 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -28,7 +30,8 @@
 
 namespace bluefog::nccl {
 
-/// What ranks need to find each other: a number each, and a board that all of them see.
+/// What ranks need to find each other: a number each, and a board that all of them see. May be used
+/// again, for as many communicators as the program wants.
 struct meeting {
   int rank = 0;
   int size = 1;
@@ -85,6 +88,36 @@ template <class Where>
   }
 }
 
+/// \return the board that an earlier call for `place` has given in this process, or else what
+/// `make`
+///         gives. It is kept until the process ends: communicators can be made again and again,
+///         also while another rank still has the last one.
+template <class Make>
+[[nodiscard]] std::shared_ptr<board> lasting_board(const std::string& place, Make make) {
+  static std::mutex mutex;
+  static std::map<std::string, std::shared_ptr<board>> known;
+  {
+    const std::scoped_lock lock(mutex);
+    if (const auto found = known.find(place); found != known.end()) return found->second;
+  }
+  const std::shared_ptr<board> made = make();
+  const std::scoped_lock lock(mutex);
+  return known.emplace(place, made).first->second;
+}
+
+/// What ranks meet on whose rank 0 listens on `port` of `host`.
+[[nodiscard]] inline meeting meet_at(const std::string& host, std::uint16_t port, int rank,
+                                     int size) {
+  meeting made{.rank = rank, .size = size, .words = nullptr};
+  made.words =
+      lasting_board(concat("rank ", rank, " of ", size, " at ", host, ", port ", port), [&] {
+        if (rank == 0) return open_board(std::make_unique<board_server>(port));
+        return reach_board([&] { return std::optional(std::pair(host, port)); }, made.timeout,
+                           concat("MASTER_ADDR=", host, ", port ", port));
+      });
+  return made;
+}
+
 /// What rank 0 tells the others about its board: its host's identity, its name, and the port.
 [[nodiscard]] inline std::string board_address(std::uint16_t port) {
   const std::string host = library::host();
@@ -112,24 +145,14 @@ template <class Where>
 /// timeout_error if rank 0 cannot be reached.
 [[nodiscard]] inline meeting meet_by_environment() {
   constexpr int most = std::numeric_limits<int>::max();
-  meeting made;
-  made.size = detail::number_from_environment("WORLD_SIZE", 1, most);
-  made.rank = detail::number_from_environment("RANK", 0, made.size - 1);
-  if (made.size == 1) {
-    made.words = std::make_shared<local_board>();
-    return made;
-  }
+  const int size = detail::number_from_environment("WORLD_SIZE", 1, most);
+  const int rank = detail::number_from_environment("RANK", 0, size - 1);
+  if (size == 1) return {.rank = 0, .size = 1, .words = std::make_shared<local_board>()};
   const auto port =
       static_cast<std::uint16_t>(detail::number_from_environment("MASTER_PORT", 1, 65534) + 1);
   const char* master = std::getenv("MASTER_ADDR");
   expects(master != nullptr && *master != '\0', "nccl_backend: the environment lacks MASTER_ADDR");
-  if (made.rank == 0)
-    made.words = detail::open_board(std::make_unique<board_server>(port));
-  else
-    made.words =
-        detail::reach_board([&] { return std::optional(std::pair(std::string(master), port)); },
-                            made.timeout, concat("MASTER_ADDR=", master, ", port ", port));
-  return made;
+  return detail::meet_at(master, port, rank, size);
 }
 
 /// Ranks that share a file system, or a host: rank 0 writes into the file where it can be reached.

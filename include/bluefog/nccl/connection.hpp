@@ -1,53 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
+#include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <iterator>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
 #include <bluefog/core/error.hpp>
+#include <bluefog/core/keep_for_ever.hpp>
 #include <bluefog/core/scratch.hpp>
 #include <bluefog/nccl/board.hpp>
 #include <bluefog/nccl/check.hpp>
 #include <bluefog/nccl/handle.hpp>
+#include <bluefog/nccl/mailbox.hpp>
 #include <bluefog/nccl/memory.hpp>
 
 namespace bluefog::nccl {
+
+namespace detail {
+
+/// Aborts `group`. Where NCCL does not come back from that within a few seconds, as it may happen
+/// where a peer's host is gone, it is left to itself.
+inline void abort_in_time(ncclComm_t group, int device) noexcept {
+  struct progress {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool over = false;
+  };
+  constexpr auto patience = std::chrono::seconds(3);
+  try {
+    const auto state = std::make_shared<progress>();
+    std::thread([state, group, device] {
+      static_cast<void>(cudaSetDevice(device));
+      static_cast<void>(ncclCommAbort(group));
+      const std::scoped_lock lock(state->mutex);
+      state->over = true;
+      state->changed.notify_all();
+    }).detach();
+    std::unique_lock lock(state->mutex);
+    state->changed.wait_for(lock, patience, [&] { return state->over; });
+  } catch (const std::exception&) {  // no thread to be had
+    static_cast<void>(ncclCommAbort(group));
+  }
+}
+
+}  // namespace detail
 
 /// One NCCL communicator and the stream that all its work is given to, in order.
 ///
 /// NCCL's calls must not overlap, not even the one that asks for errors: everybody calls it inside
 /// `enter()`. Whatever goes wrong ends the communicator: it is aborted once, and everything later
-/// fails for the same reason, since the ranks no longer agree what is on its way.
+/// fails for the same reason, since the ranks no longer agree what is on its way; ranks that wait
+/// for this one hear of it.
 class connection {
  public:
   /// Connects; collective. \param deadline  when to give up ranks that do not come.
   /// \throws timeout_error then, which says that it is group `name`; transport_error.
-  connection(const ncclUniqueId& id, int rank, int size, int device, board::time_point deadline,
+  connection(const ncclUniqueId& id, int rank, int size, int device,
+             const std::shared_ptr<board>& words, board::time_point deadline,
              const std::string& name)
-      : device_(device) {
+      : device_(device), letters_(words, name, rank, size) {
     const device_scope scope(device);
-    stream_ = make_stream();
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
     try {
+      stream_ = make_stream();
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 0;
       check(ncclCommInitRankConfig(&group_, size, id, rank, &config), "ncclCommInitRankConfig",
             group_);
       while (!has_launched()) {
+        expects_everybody();
         expects<timeout_error>(std::chrono::steady_clock::now() < deadline, "nccl_backend: rank ",
                                rank, " waits in vain for the other ranks of ", name);
         std::this_thread::sleep_for(std::chrono::microseconds(200));
       }
-    } catch (...) {
-      abort("it was never complete");
+    } catch (const std::exception& problem) {
+      abort(problem.what());
       throw;
     }
   }
@@ -62,7 +101,7 @@ class connection {
     explicit access(connection& to) : lock_(to.mutex_), scope_(to.device_) {}
 
    private:
-    std::unique_lock<std::recursive_mutex> lock_;
+    std::unique_lock<std::mutex> lock_;
     device_scope scope_;
   };
   [[nodiscard]] access enter() { return access(*this); }
@@ -92,20 +131,24 @@ class connection {
     return state != ncclInProgress;
   }
 
-  /// Aborts, unless that has been done, and waits, for a second at most, until the stream has done
-  /// what is left: from then on nothing touches the memory of any operation.
-  void abort(std::string_view reason) noexcept {
-    if (is_aborted()) return;
-    const auto ending = std::exchange(group_, nullptr);
-    try {
-      reason_ = reason;
-    } catch (...) {  // no memory for the reason; the abort matters more
-    }
-    static_cast<void>(ncclCommAbort(ending));
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-    while (is_working() && std::chrono::steady_clock::now() < deadline)
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+  /// \throws peer_error if another rank has ended the communicator: what is waited for may never
+  ///         come. To be asked now and then.
+  void expects_everybody() {
+    const auto end = letters_.end();
+    if (!end) return;
+    told_ = true;
+    throw peer_error("nccl_backend: " + *end);
   }
+
+  /// Aborts, unless that has been done, tells the other ranks why, and waits, for a second at most,
+  /// until the stream has done what is left: from then on nothing touches the memory of any
+  /// operation. Takes a few seconds at most, whatever NCCL does.
+  void abort(std::string_view reason) noexcept {
+    if (!std::exchange(told_, true)) letters_.tell_end(reason);
+    end(reason);
+  }
+  [[nodiscard]] mailbox& letters() noexcept { return letters_; }
+
   /// \return whether the stream still has something to do.
   [[nodiscard]] bool is_working() const noexcept {
     return cudaStreamQuery(stream()) == cudaErrorNotReady;
@@ -116,20 +159,46 @@ class connection {
     check(cudaStreamWaitEvent(stream(), event, 0), "cudaStreamWaitEvent");
   }
 
-  /// Notes that the stream was given work; \return whether it had any since this was last asked.
-  void note_work() noexcept { worked_ = true; }
-  [[nodiscard]] bool take_work() noexcept { return std::exchange(worked_, false); }
+  /// Notes that the stream was given work, which waits for `peers`, ascending.
+  void note_work(const std::vector<int>& peers = {}) {
+    if (!work_) work_.emplace();
+    std::vector<int> all;
+    std::ranges::set_union(*work_, peers, std::back_inserter(all));
+    *work_ = std::move(all);
+  }
+  /// \return whom the work waits for that was noted since this was last asked; nothing if none was.
+  [[nodiscard]] std::optional<std::vector<int>> take_work() noexcept {
+    return std::exchange(work_, std::nullopt);
+  }
 
  private:
   void close() noexcept {
     try {
       const auto inside = enter();
-      if (!is_aborted() && !finished()) abort("it was closed");
+      // Ranks that still talk to each other need not be told that this one has left.
+      if (!is_aborted() && !finished()) end("it was closed");
+      if (is_working()) {
+        bluefog::detail::keep_for_ever(std::pair(device_memory_, pinned_memory_));
+        bluefog::detail::keep_for_ever(std::move(stream_));
+      }
       device_memory_ = scratch_pool();  // while the device that it belongs to is the current one
       pinned_memory_ = scratch_pool();
       stream_ = unique_stream();
     } catch (...) {  // the device is gone
     }
+  }
+
+  void end(std::string_view reason) noexcept {
+    if (is_aborted()) return;
+    const auto ending = std::exchange(group_, nullptr);
+    try {
+      reason_ = reason;
+    } catch (...) {  // no memory for the reason; the abort matters more
+    }
+    detail::abort_in_time(ending, device_);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    while (is_working() && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 
   // Ends the communicator in peace. \return whether that was possible.
@@ -149,14 +218,16 @@ class connection {
     }
   }
 
-  std::recursive_mutex mutex_;
+  std::mutex mutex_;
   int device_;
   unique_stream stream_;
   ncclComm_t group_ = nullptr;  // null once aborted; closed by `close` or `abort`, in one way each
   std::string reason_;
+  mailbox letters_;
+  bool told_ = false;  // whether the other ranks know of the end
   scratch_pool device_memory_ = device_pool();
   scratch_pool pinned_memory_ = pinned_pool();
-  bool worked_ = false;
+  std::optional<std::vector<int>> work_;
 };
 
 }  // namespace bluefog::nccl

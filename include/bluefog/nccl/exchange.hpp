@@ -49,7 +49,11 @@ class exchange {
 
   [[nodiscard]] operation submit() && {
     if (messages_.empty()) return {};
-    operation started(connection_, wanted_);
+    std::vector<int> peers;
+    for (const message& each : messages_) peers.push_back(each.peer);
+    std::ranges::sort(peers);
+    peers.erase(std::ranges::unique(peers).begin(), peers.end());
+    operation started(connection_, wanted_, std::move(peers));
     started.start(std::move(host_), [this](staging& host) { give(host); });
     return started;
   }

@@ -95,13 +95,28 @@ inline void expects_own_devices(const std::vector<std::string>& devices) {
 
 }  // namespace detail
 
-/// Finds out who is where. Collective.
+namespace detail {
+
+/// \return how often this rank has met the others on their board, this time included.
+[[nodiscard]] inline int count_meeting(const meeting& of) {
+  const std::string key = concat("meetings of rank ", of.rank);
+  const auto before = of.words->look(key);
+  const int now = before ? std::stoi(*before) + 1 : 1;
+  of.words->put(key, std::to_string(now));
+  return now;
+}
+
+}  // namespace detail
+
+/// Finds out who is where. Collective. Ranks may meet on one board again and again.
 [[nodiscard]] inline group make_group(const meeting& of) {
   detail::expects_place(of.rank, of.size);
   expects(of.words != nullptr, "nccl_backend: the meeting has no board");
   library::expects_matching_version();
-  const auto hosts = detail::gather_words(of, "hosts", library::host());
-  group made{.name = "all", .machines = {}, .device = 0, .words = of.words, .timeout = of.timeout};
+  const std::string here = concat(" at meeting ", detail::count_meeting(of));
+  const auto hosts = detail::gather_words(of, "hosts" + here, library::host());
+  group made{
+      .name = "all" + here, .machines = {}, .device = 0, .words = of.words, .timeout = of.timeout};
   int local_rank = 0;
   for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
     const auto lowest = std::ranges::find(hosts, hosts[rank]) - hosts.begin();
@@ -121,7 +136,7 @@ inline void expects_own_devices(const std::vector<std::string>& devices) {
     std::ranges::replace(problem, '\n', ' ');
   }
   const auto devices =
-      detail::gather_words(of, "devices", problem.empty() ? "=" + device : problem);
+      detail::gather_words(of, "devices" + here, problem.empty() ? "=" + device : problem);
   for (std::size_t rank = 0; rank < devices.size(); ++rank)
     expects(devices[rank].starts_with('='), devices[rank], " (rank ", rank, ")");
   detail::expects_own_devices(devices);
@@ -153,18 +168,24 @@ inline void expects_own_devices(const std::vector<std::string>& devices) {
 /// Connects the ranks of a group. Collective.
 [[nodiscard]] inline std::shared_ptr<connection> connect(const group& of, int rank) {
   const auto deadline = of.deadline();
+  const std::string key = "id of " + of.name;
   ncclUniqueId id{};
   if (rank == 0) {
-    const device_scope scope(of.device);
-    check(ncclGetUniqueId(&id), "ncclGetUniqueId");
-    of.words->put("id of " + of.name, std::string(id.internal, sizeof id.internal));
+    try {
+      const device_scope scope(of.device);
+      check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+    } catch (const error& problem) {
+      of.words->put(key, problem.what());
+      throw;
+    }
+    of.words->put(key, "=" + std::string(id.internal, sizeof id.internal));
   } else {
-    const auto text =
-        of.words->wait("id of " + of.name, deadline, "rank 0 of the ranks " + of.name);
-    std::memcpy(id.internal, text.data(), std::min(text.size(), sizeof id.internal));
+    const auto text = of.words->wait(key, deadline, "rank 0 of the ranks " + of.name);
+    expects<peer_error>(text.starts_with("="), "nccl_backend: rank 0 has failed: ", text);
+    std::memcpy(id.internal, text.data() + 1, std::min(text.size() - 1, sizeof id.internal));
   }
   return std::make_shared<connection>(id, rank, static_cast<int>(of.machines.size()), of.device,
-                                      deadline, of.name);
+                                      of.words, deadline, of.name);
 }
 
 }  // namespace bluefog::nccl

@@ -70,13 +70,20 @@ class board_server final {
     }
   }
 
-  // Serves one request: a key alone asks, a key and "=" with a value writes.
+  // Serves one request: a key alone asks, a key and "=" with a value writes, and a key and "*" asks
+  // for all keys that begin so.
   [[nodiscard]] bool answer(guest& from) {
     const auto key = receive_framed(from.socket);
     if (!key) return false;
     if (!from.greeted) return from.greeted = *key == greeting;
     const auto action = receive_framed(from.socket);
     if (!action) return false;
+    if (action->starts_with('*')) {
+      std::string all;
+      for (const auto& [rest, value] : detail::under(values_, *key))
+        all += framed(rest) + framed(value);
+      return send_all(from.socket, framed(all));
+    }
     if (!action->empty()) {
       values_[*key] = action->substr(1);
       return send_all(from.socket, framed("="));
@@ -88,8 +95,8 @@ class board_server final {
   unique_socket listening_;
   std::uint16_t port_;
   std::atomic<bool> ending_ = false;
-  std::vector<guest> guests_;                  // of the thread
-  std::map<std::string, std::string> values_;  // of the thread
+  std::vector<guest> guests_;  // of the thread
+  board::texts values_;        // of the thread
   std::thread thread_;
 };
 
@@ -109,6 +116,15 @@ class network_board final : public board {
     auto answer = ask(key, "");
     return answer.empty() ? std::nullopt : std::optional(answer.substr(1));
   }
+  [[nodiscard]] texts look_for_all(const std::string& topic) override {
+    const std::string answer = ask(topic, "*");
+    texts found;
+    for (std::string_view left = answer; !left.empty();) {
+      auto rest = take_framed(left);
+      found.emplace(std::move(rest), take_framed(left));
+    }
+    return found;
+  }
 
  private:
   static constexpr auto gone =
@@ -116,8 +132,9 @@ class network_board final : public board {
 
   [[nodiscard]] std::string ask(const std::string& key, const std::string& action) {
     const std::scoped_lock lock(mutex_);
-    expects<peer_error>(send_all(connection_, framed(key) + framed(action)), gone);
-    auto answer = receive_framed(connection_);
+    std::optional<std::string> answer;
+    if (send_all(connection_, framed(key) + framed(action))) answer = receive_framed(connection_);
+    if (!answer) connection_ = {};  // a late answer would be taken for that to the next question
     expects<peer_error>(answer.has_value(), gone);
     return *std::move(answer);
   }

@@ -13,8 +13,8 @@
 #include <nccl.h>
 
 #include <bluefog/backend/concepts.hpp>
+#include <bluefog/backend/label.hpp>
 #include <bluefog/core/error.hpp>
-#include <bluefog/core/scratch.hpp>
 #include <bluefog/nccl/connection.hpp>
 #include <bluefog/nccl/handle.hpp>
 #include <bluefog/nccl/staging.hpp>
@@ -32,8 +32,9 @@ class operation {
   enum class end : bool { launched, over };
 
   operation() = default;
-  operation(std::shared_ptr<connection> on, end wanted) noexcept
-      : connection_(std::move(on)), wanted_(wanted) {}
+  /// \param peers  the ranks whose part it needs, ascending; empty if all have one.
+  operation(std::shared_ptr<connection> on, end wanted, std::vector<int> peers = {}) noexcept
+      : connection_(std::move(on)), wanted_(wanted), peers_(std::move(peers)) {}
   operation(operation&&) noexcept = default;
   operation& operator=(operation&&) noexcept = default;
   operation(const operation&) = delete;
@@ -41,8 +42,10 @@ class operation {
   ~operation() = default;  // an incomplete one is never destroyed: its driver keeps it
 
   /// \return what is complete once all work on the stream of `on` is, as far as it is there now.
-  [[nodiscard]] static operation all_so_far(std::shared_ptr<connection> on) {
-    operation made(std::move(on), end::over);
+  /// \param peers  whom that work waits for.
+  [[nodiscard]] static operation all_so_far(std::shared_ptr<connection> on,
+                                            std::vector<int> peers) {
+    operation made(std::move(on), end::over, std::move(peers));
     made.active_ = true;
     made.launched_ = true;
     if (!made.connection_->is_aborted()) made.over_ = record(made.connection_->stream());
@@ -56,9 +59,9 @@ class operation {
     const auto inside = connection_->enter();
     connection_->expects_usable();
     host_ = std::move(host);
-    host_.acquire(*connection_);
     active_ = true;
     try {
+      host_.acquire(*connection_);
       host_.to_device(*connection_);
       begin(host_);
     } catch (...) {
@@ -87,23 +90,28 @@ class operation {
     if (!active_ || std::exchange(abandoned_, true)) return;
     try {
       const auto inside = connection_->enter();
-      connection_->abort("an operation on it was given up");
+      connection_->abort(peers_.empty()
+                             ? "an operation of all ranks was given up"
+                             : "an operation with " + ranks_text(peers_) + " was given up");
     } catch (...) {  // the device is gone, and what worked on it
       active_ = false;
     }
   }
 
-  /// NCCL does not tell.
-  [[nodiscard]] std::vector<int> waiting_for() const { return {}; }
+  /// All whose part it needs: NCCL does not tell whose is missing.
+  [[nodiscard]] std::vector<int> waiting_for() const { return peers_; }
 
  private:
   // Goes on as far as it can without waiting. \return whether everything is as wanted.
   [[nodiscard]] bool progressed() {
     if (!launched_) {
-      if (!connection_->has_launched()) return false;
+      if (!connection_->has_launched()) {
+        look_around();
+        return false;
+      }
       launched_ = true;
       if (wanted_ == end::launched && host_.empty()) {
-        connection_->note_work();
+        connection_->note_work(peers_);
         return true;
       }
       host_.from_device(*connection_);
@@ -111,14 +119,21 @@ class operation {
     }
     if (!over_) return true;
     if (!is_over(over_.get())) {
-      constexpr unsigned polls_between_looks = 64;
-      if (++polls_ % polls_between_looks == 0) static_cast<void>(connection_->has_launched());
+      look_around();
       return false;
     }
     // An abort by another thread ends the work without having done it.
     static_cast<void>(connection_->has_launched());
     host_.hand_over();
     return true;
+  }
+
+  // Now and then finds out whether what it waits for can still come.
+  void look_around() {
+    constexpr unsigned polls_between_looks = 16;
+    if (++polls_ % polls_between_looks != 0) return;
+    static_cast<void>(connection_->has_launched());
+    connection_->expects_everybody();
   }
 
   void fail() {
@@ -134,6 +149,7 @@ class operation {
 
   std::shared_ptr<connection> connection_;
   end wanted_ = end::over;
+  std::vector<int> peers_;
   staging host_;
   unique_event over_;
   std::exception_ptr failure_;

@@ -121,6 +121,15 @@ inline void set_patience(const unique_socket& socket, std::chrono::seconds time)
   return std::string(head.data(), head.size()).append(text);
 }
 
+/// Takes the first of the framed texts that `from` consists of; `from` is not empty and whole.
+[[nodiscard]] inline std::string take_framed(std::string_view& from) {
+  std::uint32_t length = 0;
+  std::memcpy(&length, from.data(), sizeof length);
+  std::string text(from.substr(sizeof length, length));
+  from.remove_prefix(sizeof length + length);
+  return text;
+}
+
 /// \return the next text, nothing if the other side has gone or sends something else.
 [[nodiscard]] inline std::optional<std::string> receive_framed(const unique_socket& socket) {
   constexpr std::uint32_t longest = 1 << 26;
