@@ -30,7 +30,8 @@ TEST_CASE("a temporary array cannot be given to an operation that goes on after 
   STATIC_REQUIRE_FALSE(starts<std::vector<float>>);
 }
 
-RANKS_TEST("many operations of all kinds are in flight in program order", "[collective][request]") {
+RANKS_TEST("many operations of all kinds are in flight in program order",
+           "[collective][request][broadcast_object]") {
   constexpr std::size_t rounds = 15;
   std::vector<std::vector<double>> sums(rounds), copies(rounds);
   std::vector<std::vector<int>> own(rounds);
@@ -91,7 +92,8 @@ RANKS_TEST("a name in use is refused on every rank until somebody has waited for
   }
 }
 
-RANKS_TEST("one rank alone computes what it would compute by itself", "[collective][request]") {
+RANKS_TEST("one rank alone computes what it would compute by itself",
+           "[collective][request][broadcast_object]") {
   if (comm.size() > 1) return;
   std::vector<float> x{1, 2, 3}, y(3);
   for (const auto op :

@@ -113,7 +113,7 @@ RANKS_TEST("check mode tells every rank of other lengths and types", "[neighbor]
 }
 
 RANKS_TEST("without check mode a message that nobody expects is found and is never data",
-           "[neighbor][refusal]") {
+           "[neighbor][refusal][stray]") {
   if (comm.size() == 1) return;
   std::vector<float> x(4, static_cast<float>(comm.rank()));
   const auto untouched = x;
@@ -137,7 +137,7 @@ RANKS_TEST("without check mode a message that nobody expects is found and is nev
 }
 
 RANKS_TEST("a message of another length than expected is an error at its receiver",
-           "[neighbor][refusal]") {
+           "[neighbor][refusal][stray]") {
   if (comm.size() == 1) return;
   struct lengths {
     std::size_t sent, expected;
@@ -162,37 +162,70 @@ RANKS_TEST("a message of another length than expected is an error at its receive
   }
 }
 
+namespace {
+
+constexpr int absent = 2;  // of three ranks
+
+/// Every operation in turn, on a communicator of its own, which rank `absent` does not call.
+/// \param gives_up  calls what it is given, which has to fail, and counts it.
+template <class Comm, class GivesUp>
+void miss_every_operation(Comm& comm, std::chrono::milliseconds timeout, GivesUp gives_up) {
+  const communicator_options impatient{.timeout = timeout, .nodes_per_machine = 1};
+  const topology::fully_connected graph(comm.size());
+  std::vector<float> x(50, 1.0F);
+  const auto untouched = x;
+  const auto missed = [&](auto act) {
+    auto fresh = with_options(comm, impatient);
+    if (comm.rank() != absent) {
+      gives_up([&] { act(fresh); });
+      require(x == untouched, "the failed operation has changed its input");
+    }
+    barrier(comm);
+  };
+  missed([&](auto& late) { neighbor_allreduce(late, x, x, graph); });
+  missed([&](auto& late) { static_cast<void>(neighbor_allgather(late, x, graph)); });
+  missed([&](auto& late) { hierarchical_neighbor_allreduce(late, x, x, graph); });
+  missed([&](auto& late) { pair_gossip(late, x, x, absent); });
+  missed([&](auto& late) { static_cast<void>(allgather(late, x)); });
+  missed([&](auto& late) { barrier(late); });
+  missed([&](auto& late) { static_cast<void>(broadcast_object(late, 1, absent)); });
+  missed([&](auto& late) { broadcast(late, untouched, x, absent); });
+  missed([&](auto& late) { static_cast<void>(infer_sources(late, {absent})); });
+  std::vector<float> y(50);
+  missed([&](auto& late) { allreduce(late, x, y); });
+}
+
+}  // namespace
+
 TEST_CASE("every operation that waits for an absent rank ends in time and names it",
           "[neighbor][refusal]") {
   std::atomic<int> over = 0;
-  constexpr int size = 3;
-  run_threads(size, [&](auto& comm) {
-    const communicator_options impatient{.timeout = std::chrono::milliseconds(60),
-                                         .nodes_per_machine = 1};
-    const topology::fully_connected graph(size);
-    std::vector<float> x(50, 1.0F);
-    const auto untouched = x;
-    const auto gives_up = [&](auto act) {
-      auto fresh = with_options(comm, impatient);
-      if (comm.rank() != 2) {
-        const auto text = require_throws<timeout_error>([&] { act(fresh); });
-        require_contains(text, "2");
-        ++over;
-        require(x == untouched, "the failed operation has changed its input");
-      }
-      barrier(comm);
-    };
-    gives_up([&](auto& late) { neighbor_allreduce(late, x, x, graph); });
-    gives_up([&](auto& late) { static_cast<void>(neighbor_allgather(late, x, graph)); });
-    gives_up([&](auto& late) { hierarchical_neighbor_allreduce(late, x, x, graph); });
-    gives_up([&](auto& late) { pair_gossip(late, x, x, 2); });
-    gives_up([&](auto& late) { static_cast<void>(allgather(late, x)); });
-    gives_up([&](auto& late) { barrier(late); });
-    gives_up([&](auto& late) { static_cast<void>(broadcast_object(late, 1, 2)); });
-    gives_up([&](auto& late) { broadcast(late, untouched, x, 2); });
-    gives_up([&](auto& late) { static_cast<void>(infer_sources(late, {2})); });
-    std::vector<float> y(50);
-    gives_up([&](auto& late) { allreduce(late, x, y); });
+  run_threads(3, [&](auto& comm) {
+    miss_every_operation(comm, std::chrono::milliseconds(60), [&](auto act) {
+      require_contains(require_throws<timeout_error>(act), "2");
+      ++over;
+    });
   });
   CHECK(over == 20);
 }
+
+#ifdef BLUEFOG_TEST_NCCL
+TEST_CASE("every operation over NCCL that waits for an absent rank ends in time",
+          "[neighbor][refusal][nccl]") {
+  std::atomic<int> over = 0;
+  const auto problem =
+      run_nccl_ranks(3,
+                     [&](auto& comm) {
+                       miss_every_operation(comm, std::chrono::milliseconds(300), [&](auto act) {
+                         // The second to give up may hear that the first has.
+                         const auto text = require_throws<error>(act);
+                         if (text.find("timed out") != std::string::npos)
+                           require_contains(text, "2");
+                         ++over;
+                       });
+                     },
+                     {});
+  CHECK(problem == "");
+  CHECK(over == 20);
+}
+#endif

@@ -137,13 +137,13 @@ void on_mpi(const Body& body, const bluefog::communicator_options& options = {})
 #define BLUEFOG_TEST_OVER_MPI(body, name, tags)
 #endif
 #ifdef BLUEFOG_TEST_NCCL
-#define BLUEFOG_RANKS_TEST(body, name, tags)               \
-  template <class Comm>                                    \
-  static void body(Comm& comm);                            \
-  TEST_CASE(name " (NCCL)", tags "[nccl]") {               \
-    bluefog_test::on_nccl([](auto& comm) { body(comm); }); \
-  }                                                        \
-  template <class Comm>                                    \
+#define BLUEFOG_RANKS_TEST(body, name, tags)                     \
+  template <class Comm>                                          \
+  static void body(Comm& comm);                                  \
+  TEST_CASE(name " (NCCL)", tags "[nccl]") {                     \
+    bluefog_test::on_nccl([](auto& comm) { body(comm); }, tags); \
+  }                                                              \
+  template <class Comm>                                          \
   static void body([[maybe_unused]] Comm& comm)
 #else
 #define BLUEFOG_RANKS_TEST(body, name, tags)                  \

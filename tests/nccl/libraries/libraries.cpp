@@ -113,6 +113,51 @@ TEST_CASE("ranks meet by way of another communicator", "[nccl][bootstrap]") {
   });
 }
 
+TEST_CASE("ranks meet at a port, and again there while others still have the first board",
+          "[nccl][bootstrap]") {
+  const auto port = nccl::port_of(nccl::listen_on(0));
+  for (int round = 0; round < 3; ++round)
+    speak(3, [&](int rank) {
+      auto here = nccl::detail::meet_at("127.0.0.1", port, rank, 3);
+      if (nccl::detail::count_meeting(here) != round + 1) throw error("another board");
+      return here;
+    });
+}
+
+TEST_CASE("what ranks tell each other beside NCCL ends with the board, without an error",
+          "[nccl][mailbox]") {
+  auto server = std::make_unique<nccl::board_server>(std::uint16_t{0});
+  const auto port = server->port();
+  std::shared_ptr<nccl::board> home = nccl::detail::open_board(std::move(server));
+  std::optional<nccl::mailbox> first(std::in_place, home, "group", 0, 2);
+  nccl::mailbox second(
+      nccl::detail::reach_board(
+          [&] { return std::optional(std::pair(std::string("127.0.0.1"), port)); }, 1s, "the test"),
+      "group", 1, 2);
+  const auto wait_for = [](auto look) {
+    const auto deadline = std::chrono::steady_clock::now() + 10s;
+    auto found = look();
+    while (!found && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(5ms);
+      found = look();
+    }
+    return found;
+  };
+  second.post(4);
+  const auto heard = wait_for([&] { return first->collect(); });
+  REQUIRE(heard);
+  CHECK(heard->sender == 1);
+  CHECK(heard->number == 4);
+  CHECK_FALSE(second.end());
+  first->tell_end("it rains");
+  CHECK(wait_for([&] { return second.end(); }) == "rank 0 has ended the communicator: it rains");
+  first.reset();
+  home.reset();
+  second.post(5);
+  std::this_thread::sleep_for(100ms);  // until it is time to read the board again
+  CHECK_FALSE(second.collect());
+}
+
 TEST_CASE("rank 0 that does not come is a timeout_error", "[nccl][bootstrap]") {
   setenv("BLUEFOG_TIMEOUT", "0.1", 1);
   CHECK_THROWS_AS(nccl::meet_by_file("/tmp/bluefog_nobody_wrote_this", 1, 2), timeout_error);
@@ -130,5 +175,10 @@ TEST_CASE("whoever speaks otherwise to the board is not answered, and holds up n
   board->put("key", "value = anything");
   CHECK(board->look("key") == "value = anything");
   CHECK(board->look("no key") == std::nullopt);
+  board->put("key", "another value");
+  board->put("key 2", "");
+  board->put("ke", "no");
+  CHECK(board->look_for_all("key") == nccl::board::texts{{"", "another value"}, {" 2", ""}});
+  CHECK(board->look_for_all("nothing").empty());
   CHECK_THROWS_AS(board->wait("no key", std::chrono::steady_clock::now(), "nobody"), timeout_error);
 }

@@ -2,6 +2,7 @@
 // The part of CUDA's runtime, and of NVRTC, that the library uses, on host memory.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -28,8 +29,15 @@ struct event {
 struct allocation {
   std::size_t bytes;
   int device;
+  std::shared_ptr<int> in_use = std::make_shared<int>();  // its other owners use the memory
 };
 using allocations = std::map<const std::byte*, allocation>;
+
+struct planned_failure {
+  std::string function;
+  int device;
+  int code;
+};
 
 struct everything {
   std::mutex mutex;
@@ -38,6 +46,7 @@ struct everything {
   std::map<void*, std::shared_ptr<event>> events;
   allocations device_memory;
   allocations pinned_memory;
+  std::vector<planned_failure> failures;
 };
 
 everything& state() {
@@ -48,14 +57,23 @@ std::atomic<bool> unknown_is_device = false;
 std::atomic<int> until_failure = 0;
 std::atomic<int> failure_code = 0;
 std::atomic<int> objects = 0;
+std::atomic<bool> seen_aborts = false;
+std::atomic<bool> hanging_aborts = false;
+std::atomic<int> abort_count = 0;
 thread_local int device = 0;
 
-bool holds(const allocations& memory, const void* data) {
+// The piece that `data` lies in, and how much of it is left from there on.
+std::pair<const allocation*, std::size_t> find(const allocations& memory, const void* data) {
   const auto* place = static_cast<const std::byte*>(data);
   auto after = memory.upper_bound(place);
-  if (after == memory.begin()) return false;
+  if (after == memory.begin()) return {nullptr, 0};
   --after;
-  return place < after->first + after->second.bytes;
+  const auto* end = after->first + after->second.bytes;
+  if (place >= end) return {nullptr, 0};
+  return {&after->second, static_cast<std::size_t>(end - place)};
+}
+bool holds(const allocations& memory, const void* data) {
+  return find(memory, data).first != nullptr;
 }
 
 std::shared_ptr<event> event_of(cudaEvent_t handle, const char* call) {
@@ -89,6 +107,8 @@ cudaError_t release(void* data, allocations& memory, const char* call) {
       return cudaErrorInvalidValue;
     }
     home = found->second.device;
+    if (found->second.in_use.use_count() > 1)
+      state().rules += std::string(call) + " of memory that a stream still works on\n";
     memory.erase(found);
   }
   // As the real one does, it waits for what works on the memory.
@@ -124,6 +144,56 @@ void fail_communication(int nth, int code) {
 }
 int failing_code() {
   return until_failure > 0 && --until_failure == 0 ? failure_code.load() : 0;
+}
+void fail_call(const std::string& function, int on_device, int code) {
+  const std::scoped_lock lock(state().mutex);
+  state().failures.push_back({function, on_device, code});
+}
+int failing_call(const char* function) {
+  const std::scoped_lock lock(state().mutex);
+  auto& all = state().failures;
+  const auto found = std::ranges::find_if(all, [&](const planned_failure& each) {
+    return each.function == function && each.device == device;
+  });
+  if (found == all.end()) return 0;
+  const int code = found->code;
+  all.erase(found);
+  return code;
+}
+int calls_left_to_fail() {
+  const std::scoped_lock lock(state().mutex);
+  return static_cast<int>(std::exchange(state().failures, {}).size());
+}
+void aborts_are_seen(bool yes) {
+  seen_aborts = yes;
+}
+bool aborts_are_seen() {
+  return seen_aborts;
+}
+void aborts_hang(bool yes) {
+  hanging_aborts = yes;
+}
+void come_back_from_abort() {
+  while (hanging_aborts) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+int aborts() {
+  return abort_count;
+}
+void count_abort() {
+  ++abort_count;
+}
+std::shared_ptr<void> use(const void* data, std::size_t bytes, const char* call) {
+  if (bytes == 0) return nullptr;
+  const std::scoped_lock lock(state().mutex);
+  for (const auto* memory : {&state().device_memory, &state().pinned_memory}) {
+    const auto [piece, left] = find(*memory, data);
+    if (piece == nullptr) continue;
+    if (bytes > left) state().rules += std::string(call) + " of more memory than there is\n";
+    return piece->in_use;
+  }
+  if (!unknown_is_device)
+    state().rules += std::string(call) + " of memory that the device does not reach\n";
+  return nullptr;
 }
 int living_objects() {
   return objects;
@@ -233,13 +303,19 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   return cudaSuccess;
 }
 
+static cudaError_t failure(const char* function) {
+  return static_cast<cudaError_t>(failing_call(function));
+}
+
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+  if (const auto code = failure("cudaMalloc"); code != cudaSuccess) return code;
   return allocate(data, bytes, state().device_memory);
 }
 cudaError_t cudaFree(void* data) {
   return release(data, state().device_memory, "cudaFree");
 }
 cudaError_t cudaMallocHost(void** data, std::size_t bytes) {
+  if (const auto code = failure("cudaMallocHost"); code != cudaSuccess) return code;
   return allocate(data, bytes, state().pinned_memory);
 }
 cudaError_t cudaFreeHost(void* data) {
@@ -247,6 +323,7 @@ cudaError_t cudaFreeHost(void* data) {
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned) {
+  if (const auto code = failure("cudaStreamCreateWithFlags"); code != cudaSuccess) return code;
   auto made = std::make_shared<stream>(device);
   *handle = reinterpret_cast<cudaStream_t>(made.get());
   const std::scoped_lock lock(state().mutex);
@@ -273,6 +350,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
   return of->idle() ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t of, unsigned) {
+  if (const auto code = failure("cudaStreamWaitEvent"); code != cudaSuccess) return code;
   const auto on = stream_of(handle, "cudaStreamWaitEvent");
   const auto it = event_of(of, "cudaStreamWaitEvent");
   if (!on || !it) return cudaErrorInvalidResourceHandle;
@@ -285,6 +363,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t of, unsigned) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned) {
+  if (const auto code = failure("cudaEventCreateWithFlags"); code != cudaSuccess) return code;
   auto made = std::make_shared<event>();
   *handle = reinterpret_cast<cudaEvent_t>(made.get());
   const std::scoped_lock lock(state().mutex);
@@ -301,6 +380,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t of) {
+  if (const auto code = failure("cudaEventRecord"); code != cudaSuccess) return code;
   const auto it = event_of(handle, "cudaEventRecord");
   if (!it) return cudaErrorInvalidResourceHandle;
   if (of == nullptr) {  // the default stream, which the tests give no work
@@ -323,6 +403,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t of) {
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
+  if (const auto code = failure("cudaEventQuery"); code != cudaSuccess) return code;
   const auto it = event_of(handle, "cudaEventQuery");
   if (!it) return cudaErrorInvalidResourceHandle;
   const std::scoped_lock lock(it->mutex);
@@ -331,9 +412,14 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 
 cudaError_t cudaMemcpyAsync(void* out, const void* in, std::size_t bytes, cudaMemcpyKind,
                             cudaStream_t handle) {
+  if (const auto code = failure("cudaMemcpyAsync"); code != cudaSuccess) return code;
   const auto on = stream_of(handle, "cudaMemcpyAsync");
   if (!on) return cudaErrorInvalidResourceHandle;
-  on->give([=] { std::memmove(out, in, bytes); });
+  const std::array used{use(out, bytes, "cudaMemcpyAsync"), use(in, bytes, "cudaMemcpyAsync")};
+  on->give([=] {
+    static_cast<void>(used);
+    std::memmove(out, in, bytes);
+  });
   return cudaSuccess;
 }
 
@@ -354,6 +440,7 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t* found, cudaLibrary_t, const char*
 }
 cudaError_t cudaLaunchKernel(const void* function, dim3 blocks, dim3 threads, void** arguments,
                              std::size_t, cudaStream_t handle) {
+  if (const auto code = failure("cudaLaunchKernel"); code != cudaSuccess) return code;
   const auto on = stream_of(handle, "cudaLaunchKernel");
   if (!on) return cudaErrorInvalidResourceHandle;
   if (blocks.x == 0 || threads.x == 0 || threads.x > 1024) return cudaErrorInvalidConfiguration;

@@ -72,8 +72,11 @@ struct ncclComm {
   std::atomic<bool> in_use = false;  // two threads at once would break a rule of NCCL
   // Under the world's mutex:
   bool aborted = false;
+  bool finalized = false;
   ncclResult_t failure = ncclSuccess;
-  std::uint64_t collectives = 0;
+  int working = 0;                           // communications that have not ended
+  std::uint64_t collectives = 0;             // given so far
+  std::map<int, std::uint64_t> groups_with;  // given so far, by peer
   // Submitted, and put on the stream only later, as a call that does not block may do.
   std::vector<std::pair<std::shared_ptr<stream>, std::function<void()>>> launches;
   int polls = 0;
@@ -86,11 +89,21 @@ struct half {
   std::byte* data;
   std::size_t count;
   ncclDataType_t type;
+  std::shared_ptr<void> in_use = {};
   bool done = false;
+};
+
+/// What both halves of a message have to agree in.
+struct terms {
+  std::size_t count;
+  ncclDataType_t type;
+  std::uint64_t group;        // the how manieth that the two ranks have between them
+  std::uint64_t collectives;  // before it
 };
 
 struct collective {
   std::string signature;
+  bool differs = false;
   int arrived = 0;
   bool done = false;
   std::vector<std::pair<const void*, void*>> memory;
@@ -108,7 +121,31 @@ struct world {
   bool broken = false;                                     // a member has aborted
   std::map<std::pair<int, int>, std::deque<half*>> sends;  // by sender and receiver
   std::map<std::pair<int, int>, std::deque<half*>> receives;
+  std::map<std::pair<int, int>, std::deque<terms>> sending;  // given, and not compared yet
+  std::map<std::pair<int, int>, std::deque<terms>> receiving;
   std::map<std::uint64_t, collective> collectives;
+
+  // Compares what the two ranks of a line have given, long before anything may move or be stuck.
+  void compare(std::pair<int, int> line) {
+    auto& out = sending[line];
+    auto& in = receiving[line];
+    for (; !out.empty() && !in.empty(); out.pop_front(), in.pop_front()) {
+      const terms& sent = out.front();
+      const terms& expected = in.front();
+      const std::string who =
+          "rank " + std::to_string(line.first) + " to rank " + std::to_string(line.second) + ": ";
+      if (sent.count != expected.count || sent.type != expected.type)
+        broke(who + std::to_string(sent.count) + " elements of type " + std::to_string(sent.type) +
+              " are sent, " + std::to_string(expected.count) + " of type " +
+              std::to_string(expected.type) + " received");
+      if (sent.group != expected.group)
+        broke(who + "sent in group " + std::to_string(sent.group) + " between them, received in " +
+              std::to_string(expected.group));
+      if (sent.collectives != expected.collectives)
+        broke(who + "sent after " + std::to_string(sent.collectives) +
+              " collectives, received after " + std::to_string(expected.collectives));
+    }
+  }
 
   // Moves what both sides have posted.
   void match(std::pair<int, int> line) {
@@ -119,11 +156,7 @@ struct world {
       half& to = *in.front();
       out.pop_front();
       in.pop_front();
-      if (from.count != to.count || from.type != to.type)
-        broke("rank " + std::to_string(line.first) + " sends " + std::to_string(from.count) +
-              " elements where rank " + std::to_string(line.second) + " receives " +
-              std::to_string(to.count));
-      else
+      if (from.count == to.count && from.type == to.type)
         std::memcpy(to.data, from.data, from.count * bytes_of(from.type));
       from.done = to.done = true;
     }
@@ -175,12 +208,29 @@ struct member_call {
 thread_local int depth = 0;
 thread_local std::vector<member_call> open_group;
 
-// Puts `work` on the stream: at once, or after somebody has asked how it goes, as it may happen
+// What `call` gives because of how `on` is; ncclSuccess if it may go on.
+ncclResult_t readiness(ncclComm& on, const char* call) {
+  if (const int code = failing_call(call); code != 0) return static_cast<ncclResult_t>(code);
+  const std::scoped_lock lock(on.group->mutex);
+  if (on.failure != ncclSuccess) return on.failure;
+  if (on.finalized) return broke(std::string(call) + " after ncclCommFinalize"), ncclInvalidUsage;
+  if (on.group->joined == on.group->size && on.launches.empty()) return ncclSuccess;
+  broke(std::string(call) + " while an earlier call is in progress");
+  return ncclInvalidArgument;
+}
+
+// Puts `job` on the stream: at once, or after somebody has asked how it goes, as it may happen
 // with a communicator whose calls do not block.
 ncclResult_t launch(const std::shared_ptr<ncclComm>& on, const std::shared_ptr<stream>& where,
-                    std::function<void()> work) {
-  if (on->blocking) return where->give(std::move(work)), ncclSuccess;
+                    std::function<void()> job) {
   const std::scoped_lock lock(on->group->mutex);
+  ++on->working;
+  auto work = [on, job = std::move(job)] {
+    job();
+    const std::scoped_lock inside(on->group->mutex);
+    --on->working;
+  };
+  if (on->blocking) return where->give(std::move(work)), ncclSuccess;
   ++where->launching;
   on->launches.emplace_back(where, std::move(work));
   on->polls = 0;
@@ -213,6 +263,21 @@ void run_group(const std::shared_ptr<ncclComm>& on, std::vector<member_call> cal
       });
 }
 
+// Tells the world what a group is to move.
+void announce(ncclComm& on, const std::vector<member_call>& calls) {
+  auto& group = *on.group;
+  const std::scoped_lock lock(group.mutex);
+  std::set<int> peers;
+  for (const auto& each : calls) peers.insert(each.peer);
+  for (const int peer : peers) ++on.groups_with[peer];
+  for (const auto& each : calls) {
+    const auto line = each.sends ? std::pair(on.rank, each.peer) : std::pair(each.peer, on.rank);
+    (each.sends ? group.sending : group.receiving)[line].push_back(
+        {each.memory.count, each.memory.type, on.groups_with[each.peer], on.collectives});
+    group.compare(line);
+  }
+}
+
 ncclResult_t submit(std::vector<member_call> calls) {
   std::vector<std::shared_ptr<ncclComm>> used;
   for (const auto& each : calls)
@@ -222,6 +287,7 @@ ncclResult_t submit(std::vector<member_call> calls) {
     std::vector<member_call> own;
     for (const auto& each : calls)
       if (each.on == on) own.push_back(each);
+    announce(*on, own);
     const auto where = own.front().where;
     result = launch(on, where, [on, own] { run_group(on, own); });
   }
@@ -233,11 +299,25 @@ ncclResult_t message(std::byte* data, std::size_t count, ncclDataType_t type, in
   const call_scope on(find(handle, call), call);
   const auto to = stream_of(where, call);
   if (!on || !to) return ncclInvalidArgument;
+  if (const auto code = readiness(*on.shared(), call); code != ncclSuccess) return code;
   if (peer < 0 || peer >= on->group->size || peer == on->rank) return ncclInvalidArgument;
   if (count == 0) broke(std::string(call) + " of nothing");
-  if (depth == 0) broke(std::string(call) + " outside of a group, which may wait for its peer");
-  open_group.push_back({on.shared(), to, peer, sends, {data, count, type}});
+  if (depth == 0) return broke(std::string(call) + " outside of a group"), ncclInvalidUsage;
+  open_group.push_back(
+      {on.shared(), to, peer, sends, {data, count, type, use(data, count * bytes_of(type), call)}});
   return ncclSuccess;
+}
+
+// Tells the world of a collective. \return its number.
+std::uint64_t announce(ncclComm& on, const std::string& signature) {
+  const std::scoped_lock lock(on.group->mutex);
+  auto& it = on.group->collectives[on.collectives];
+  if (it.signature.empty()) it.signature = signature;
+  if (it.signature != signature) {
+    it.differs = true;
+    broke("ranks call different collectives: " + it.signature + " and " + signature);
+  }
+  return on.collectives++;
 }
 
 ncclResult_t together(const void* in, void* out, std::size_t bytes, const std::string& signature,
@@ -246,9 +326,12 @@ ncclResult_t together(const void* in, void* out, std::size_t bytes, const std::s
   const call_scope on(find(handle, call), call);
   const auto to = stream_of(where, call);
   if (!on || !to) return ncclInvalidArgument;
+  if (const auto code = readiness(*on.shared(), call); code != ncclSuccess) return code;
   if (depth != 0) broke(std::string(call) + " inside a group");
-  static_cast<void>(bytes);
-  return launch(on.shared(), to, [own = on.shared(), in, out, signature, compute] {
+  const std::array used{use(in, bytes, call), use(out, bytes, call)};
+  const auto number = announce(*on.shared(), signature);
+  return launch(on.shared(), to, [own = on.shared(), in, out, number, used, compute] {
+    static_cast<void>(used);
     auto& group = *own->group;
     std::unique_lock lock(group.mutex);
     if (own->aborted) return;
@@ -257,16 +340,11 @@ ncclResult_t together(const void* in, void* out, std::size_t bytes, const std::s
       group.changed.wait(lock, [&] { return own->aborted; });
       return;
     }
-    auto& it = group.collectives[own->collectives++];
-    if (it.memory.empty()) {
-      it.signature = signature;
-      it.memory.resize(static_cast<std::size_t>(group.size));
-    } else if (it.signature != signature) {
-      broke("ranks call different collectives: " + it.signature + " and " + signature);
-    }
+    auto& it = group.collectives[number];
+    it.memory.resize(static_cast<std::size_t>(group.size));
     it.memory[static_cast<std::size_t>(own->rank)] = {in, out};
     if (++it.arrived == group.size) {
-      compute(it);
+      if (!it.differs) compute(it);
       it.done = true;
       group.changed.notify_all();
     }
@@ -289,6 +367,8 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  if (const int code = failing_call("ncclGetUniqueId"); code != 0)
+    return static_cast<ncclResult_t>(code);
   const std::scoped_lock lock(registry_mutex);
   std::memset(id->internal, 0, sizeof id->internal);
   const auto text = "stand-in " + std::to_string(next_id++);
@@ -298,6 +378,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* handle, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
+  if (const int code = failing_call("ncclCommInitRankConfig"); code != 0)
+    return static_cast<ncclResult_t>(code);
   auto made = std::make_shared<ncclComm>();
   made->rank = rank;
   made->device = current_device();
@@ -324,10 +406,13 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* handle, int size, ncclUniqueId i
 ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* state) {
   const call_scope on(find(handle, "ncclCommGetAsyncError"), "ncclCommGetAsyncError");
   if (!on) return ncclInvalidArgument;
+  if (const int code = failing_call("ncclCommGetAsyncError"); code != 0)
+    return static_cast<ncclResult_t>(code);
   const std::scoped_lock lock(on->group->mutex);
   *state = on->failure != ncclSuccess            ? on->failure
            : on->group->broken                   ? ncclRemoteError
            : on->group->joined < on->group->size ? ncclInProgress
+           : on->finalized && on->working > 0    ? ncclInProgress
                                                  : ncclSuccess;
   if (*state != ncclSuccess || on->launches.empty()) return ncclSuccess;
   if (++on->polls < 2) return *state = ncclInProgress, ncclSuccess;
@@ -341,7 +426,12 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* state) {
 
 ncclResult_t ncclCommFinalize(ncclComm_t handle) {
   const call_scope on(find(handle, "ncclCommFinalize"), "ncclCommFinalize");
-  return on ? ncclSuccess : ncclInvalidArgument;
+  if (!on) return ncclInvalidArgument;
+  if (const auto code = readiness(*on.shared(), "ncclCommFinalize"); code != ncclSuccess)
+    return code;
+  const std::scoped_lock lock(on->group->mutex);
+  on->finalized = true;
+  return on->working > 0 ? ncclInProgress : ncclSuccess;
 }
 
 static ncclResult_t leave(ncclComm_t handle, bool abort, const char* call) {
@@ -351,14 +441,12 @@ static ncclResult_t leave(ncclComm_t handle, bool abort, const char* call) {
     const call_scope on(ending, call);
     const std::scoped_lock lock(ending->group->mutex);
     ending->aborted = true;
-    if (abort && ending->group->joined == ending->group->size) ending->group->broken = true;
+    if (abort && aborts_are_seen() && ending->group->joined == ending->group->size)
+      ending->group->broken = true;
+    if (!abort && ending->working > 0) broke("a communicator was destroyed while it worked");
     for (auto& [where, work] : ending->launches) --where->launching;
     ending->launches.clear();
     ending->group->members[static_cast<std::size_t>(ending->rank)] = nullptr;
-    if (!abort)
-      for (const auto& [line, halves] : ending->group->sends)
-        if (line.first == ending->rank && !halves.empty())
-          broke("a communicator was destroyed with a message on its way");
   }
   ending->group->changed.notify_all();
   const std::scoped_lock lock(registry_mutex);
@@ -367,10 +455,16 @@ static ncclResult_t leave(ncclComm_t handle, bool abort, const char* call) {
   return ncclSuccess;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t handle) {
+  if (const int code = failing_call("ncclCommDestroy"); code != 0)
+    return static_cast<void>(leave(handle, true, "ncclCommDestroy")),
+           static_cast<ncclResult_t>(code);
   return leave(handle, false, "ncclCommDestroy");
 }
 ncclResult_t ncclCommAbort(ncclComm_t handle) {
-  return leave(handle, true, "ncclCommAbort");
+  const ncclResult_t result = leave(handle, true, "ncclCommAbort");
+  count_abort();
+  come_back_from_abort();
+  return result;
 }
 
 ncclResult_t ncclGroupStart() {
@@ -379,7 +473,10 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   if (depth == 0) return broke("ncclGroupEnd without ncclGroupStart"), ncclInvalidUsage;
   if (--depth > 0) return ncclSuccess;
-  return submit(std::exchange(open_group, {}));
+  auto calls = std::exchange(open_group, {});
+  if (const int code = failing_call("ncclGroupEnd"); code != 0)
+    return static_cast<ncclResult_t>(code);
+  return submit(std::move(calls));
 }
 
 ncclResult_t ncclSend(const void* data, std::size_t count, ncclDataType_t type, int peer,

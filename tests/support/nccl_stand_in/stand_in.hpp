@@ -38,6 +38,25 @@ void fail_communication(int nth, int code);
 /// \return whether this communication is the one that fails, and with what.
 [[nodiscard]] int failing_code();
 
+/// The next call of `function`, e.g. "cudaMalloc", with `on_device` as current device fails with
+/// `code`, a `cudaError_t` or `ncclResult_t`.
+void fail_call(const std::string& function, int on_device, int code);
+/// \return whether that is this call, and its code; 0 if not.
+[[nodiscard]] int failing_call(const char* function);
+/// \return the calls that had to fail and have not come, after which none has to.
+[[nodiscard]] int calls_left_to_fail();
+
+/// Whether a rank learns from NCCL that another one has aborted, as over sockets. Otherwise it does
+/// not, as on one host.
+void aborts_are_seen(bool yes);
+[[nodiscard]] bool aborts_are_seen();
+/// Whether `ncclCommAbort` does what it has to do but does not come back, until this is taken back.
+void aborts_hang(bool yes);
+void come_back_from_abort();
+/// \return how many communicators have been aborted so far.
+[[nodiscard]] int aborts();
+void count_abort();
+
 /// \return how many streams, events, allocations and communicators there are now.
 [[nodiscard]] int living_objects();
 void count_object(int change);
@@ -68,6 +87,10 @@ class stream {
   bool ending_ = false;
   std::thread thread_;
 };
+
+/// Notes that a device is to use `bytes` bytes at `data`, in this call: it has to reach them.
+/// \return what keeps the memory noted as in use, null if CUDA did not give it.
+[[nodiscard]] std::shared_ptr<void> use(const void* data, std::size_t bytes, const char* call);
 
 /// \return the stream behind a handle, null if there is none, which is a broken rule.
 [[nodiscard]] std::shared_ptr<stream> stream_of(void* handle, const char* call);
