@@ -560,6 +560,27 @@ RANKS_TEST("gradients are clipped after they are reduced and unscaled", "[amp][c
   require_equal(log.count("skip_synchronize"), 0);
 }
 
+RANKS_TEST("scale_loss leaves the gradients of all ranks, of the optimizer that it is given",
+           "[amp][scale_loss]") {
+  distance a, b;
+  optim::gradient_allreduce first(SGD(a->parameters(), rate), a, comm,
+                                  {.backward_passes_per_step = 2});
+  optim::gradient_allreduce second(SGD(b->parameters(), rate), b, comm);
+  grad_scaler scaler;
+  const auto run = [](const at::Tensor& scaled) { scaled.backward(); };
+  amp::scale_loss(a(target(comm.rank(), 1)), first, scaler, {.unscale = amp::unscale::later}, run);
+  amp::scale_loss(a(target(comm.rank(), 2)), first, scaler, run);
+  amp::scale_loss(b(target(comm.rank(), 3)), second, scaler, {.unscale = amp::unscale::later}, run);
+  at::Tensor mean = torch::zeros({3}, at::kDouble);  // the gradient at 0, of one batch of two
+  for (int rank = 0; rank < comm.size(); ++rank)
+    for (const int pass : {1, 2}) mean -= target(rank, pass) / 2.0 / comm.size();
+  require_close(a->w.grad(), mean, 1e-12);
+  require(scaler.unscaled(first) && !scaler.unscaled(second), "the other one is not touched");
+  require(scaler.step(first) && scaler.step(second));
+  scaler.update();
+  require_close(a->w, -rate * mean, 1e-12);
+}
+
 RANKS_TEST("two optimizers that communicate share a scaler", "[amp][grad_scaler]") {
   distance a, b;
   optim::gradient_allreduce first(SGD(a->parameters(), rate), a, comm);

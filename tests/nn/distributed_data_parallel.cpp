@@ -226,6 +226,20 @@ RANKS_TEST("the first bucket is on its way while gradients are still being compu
   require(comm.statistics().operations > during, "the last bucket leaves at the end");
 }
 
+RANKS_TEST("the first bucket is small, the others take 25 MiB", "[nn][ddp][buckets]") {
+  const std::int64_t count = 600 << 7;  // 600 KiB each
+  bag model({"a", "b", "c", "d"}, count);
+  distributed_data_parallel net(model, comm);
+  std::int64_t operations = 0;
+  for (int step = 0; step < 2; ++step) {
+    model.zero_grad();
+    const auto before = comm.statistics().operations;
+    (model["a"].sum() + model["b"].sum() + model["c"].sum() + model["d"].sum()).backward();
+    operations = comm.statistics().operations - before;
+  }
+  require_equal(operations, std::int64_t{2});  // d, and the rest
+}
+
 RANKS_TEST("gradients lie in their bucket until they are cleared", "[nn][ddp][buckets]") {
   const int n = comm.size();
   bag model({"a", "b"}, 5);

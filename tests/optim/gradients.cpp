@@ -57,55 +57,55 @@ void backward(mlp& net, Comm& comm, int step) {
 
 }  // namespace
 
-TEST_CASE("gradients are clipped after synchronize", "[optim][gradients][clip][thread]") {
+RANKS_TEST("gradients are clipped after synchronize", "[optim][gradients][clip]") {
   captured_log log;
-  for (const int ranks : {1, 2, 3})
-    run_threads(ranks, [](communicator<thread_backend>& comm) {
-      holder model(torch::zeros({2}, at::kDouble));
-      gradient_allreduce optimizer(SGD(model.parameters(), 1.0), model, comm);
-      const auto of_rank = [](int rank) {
-        return rank == 0   ? torch::tensor({3.0, 0.0}, at::kDouble)
-               : rank == 1 ? torch::tensor({0.0, 4.0}, at::kDouble)
-                           : torch::zeros({2}, at::kDouble);
-      };
-      linear_loss(model.weight, of_rank(comm.rank())).backward();
-      optimizer.synchronize();
-      at::Tensor mean = torch::zeros({2}, at::kDouble);
-      for (int rank = 0; rank < comm.size(); ++rank) mean += of_rank(rank) / comm.size();
-      require_close(model.weight.grad(), mean, 1e-15);
-      torch::nn::utils::clip_grad_norm_(model.parameters(), 1.0);
-      const double norm = mean.norm().item<double>();
-      const auto clipped = norm > 1 ? mean / norm : mean;
-      require_close(model.weight.grad(), clipped, 1e-5);
-      if (comm.size() == 2)
-        require_close(model.weight.grad(), torch::tensor({0.6, 0.8}, at::kDouble), 1e-5);
-      const at::Tensor used = model.weight.grad().clone();
-      {
-        auto guard = optimizer.skip_synchronize();
-        optimizer.step();
-      }
-      require_close(model.weight, -used, 1e-15);
-      optimizer.zero_grad();
-    });
-  CHECK(log.count("") == 0);
+  holder model(torch::zeros({2}, at::kDouble));
+  gradient_allreduce optimizer(SGD(model.parameters(), 1.0), model, comm);
+  const auto of_rank = [](int rank) {
+    return rank == 0   ? torch::tensor({3.0, 0.0}, at::kDouble)
+           : rank == 1 ? torch::tensor({0.0, 4.0}, at::kDouble)
+                       : torch::zeros({2}, at::kDouble);
+  };
+  linear_loss(model.weight, of_rank(comm.rank())).backward();
+  optimizer.synchronize();
+  at::Tensor mean = torch::zeros({2}, at::kDouble);
+  for (int rank = 0; rank < comm.size(); ++rank) mean += of_rank(rank) / comm.size();
+  require_close(model.weight.grad(), mean, 1e-15);
+  const auto operations = comm.statistics().operations;
+  optimizer.synchronize();  // nothing left to do
+  require_equal(comm.statistics().operations, operations);
+  require_close(model.weight.grad(), mean, 1e-15);
+  require_close(model.weight, torch::zeros({2}, at::kDouble), 0);  // nothing is applied
+  torch::nn::utils::clip_grad_norm_(model.parameters(), 1.0);
+  const double norm = mean.norm().item<double>();
+  const auto clipped = norm > 1 ? mean / norm : mean;
+  require_close(model.weight.grad(), clipped, 1e-5);
+  if (comm.size() == 2)
+    require_close(model.weight.grad(), torch::tensor({0.6, 0.8}, at::kDouble), 1e-5);
+  const at::Tensor used = model.weight.grad().clone();
+  {
+    auto guard = optimizer.skip_synchronize();
+    optimizer.step();
+  }
+  require_close(model.weight, -used, 1e-15);
+  optimizer.zero_grad();
+  require_equal(log.count(""), 0);
 }
 
-TEST_CASE("a step after synchronize without the guard does not average again, and warns once",
-          "[optim][gradients][thread]") {
+RANKS_TEST("a step after synchronize without the guard does not average again, and warns once",
+           "[optim][gradients]") {
   captured_log log;
-  run_threads(3, [](communicator<thread_backend>& comm) {
-    holder model(torch::zeros({2}, at::kDouble));
-    gradient_allreduce optimizer(SGD(model.parameters(), 1.0), model, comm, {.op = reduce_op::sum});
-    for (int step = 1; step <= 3; ++step) {
-      linear_loss(model.weight, torch::ones({2}, at::kDouble)).backward();
-      optimizer.synchronize();
-      optimizer.step();
-      optimizer.zero_grad();
-      require_close(model.weight, torch::full({2}, -3.0 * step, at::kDouble), 1e-15);
-    }
-  });
-  CHECK(log.count("skip_synchronize") == 3);
-  CHECK(log.count("") == 3);
+  holder model(torch::zeros({2}, at::kDouble));
+  gradient_allreduce optimizer(SGD(model.parameters(), 1.0), model, comm, {.op = reduce_op::sum});
+  for (int step = 1; step <= 3; ++step) {
+    linear_loss(model.weight, torch::ones({2}, at::kDouble)).backward();
+    optimizer.synchronize();
+    optimizer.step();
+    optimizer.zero_grad();
+    require_close(model.weight, torch::full({2}, -1.0 * comm.size() * step, at::kDouble), 1e-12);
+  }
+  require_equal(log.count("skip_synchronize"), 1);
+  require_equal(log.count(""), 1);
 }
 
 RANKS_TEST("a step reduces the gradients once, and a local one nothing", "[optim][gradients]") {
@@ -153,33 +153,29 @@ RANKS_TEST("J backwards are reduced as one, divided by J or not", "[optim][gradi
   }
 }
 
-TEST_CASE("windows with local steps end with equal replicas",
-          "[optim][gradients][counting][thread]") {
+RANKS_TEST("windows with local steps end with equal replicas", "[optim][gradients][counting]") {
   captured_log log;
-  for (const int ranks : {1, 2, 3})
-    run_threads(ranks, [](communicator<thread_backend>& comm) {
-      for (const std::string_view sequence : {"FsFsFS", "FFsFS", "FsFFS", "FsFsFSFFFSFFsFS"}) {
-        mlp net = make_mlp(0);
-        gradient_allreduce optimizer(SGD(net->parameters(), SGDOptions(0.1).momentum(0.9)), net,
-                                     comm, {.backward_passes_per_step = 3});
-        int seed = 0;
-        for (const char each : sequence) {
-          if (each == 'F') {
-            backward(net, comm, ++seed);
-            continue;
-          }
-          const auto before = comm.statistics().operations;
-          optimizer.step();
-          optimizer.zero_grad();
-          if (each == 's') require_equal(comm.statistics().operations, before);
-          if (each == 'S') {
-            require_equal(optimizer.passes_since_communication(), 0);
-            require_equal_on_ranks(comm, *net);
-          }
-        }
+  for (const std::string_view sequence : {"FsFsFS", "FFsFS", "FsFFS", "FsFsFSFFFSFFsFS"}) {
+    mlp net = make_mlp(0);
+    gradient_allreduce optimizer(SGD(net->parameters(), SGDOptions(0.1).momentum(0.9)), net, comm,
+                                 {.backward_passes_per_step = 3});
+    int seed = 0;
+    for (const char each : sequence) {
+      if (each == 'F') {
+        backward(net, comm, ++seed);
+        continue;
       }
-    });
-  CHECK(log.count("") == 0);
+      const auto before = comm.statistics().operations;
+      optimizer.step();
+      optimizer.zero_grad();
+      if (each == 's') require_equal(comm.statistics().operations, before);
+      if (each == 'S') {
+        require_equal(optimizer.passes_since_communication(), 0);
+        require_equal_on_ranks(comm, *net);
+      }
+    }
+  }
+  require_equal(log.count(""), 0);
 }
 
 RANKS_TEST("a cut window is stepped locally, reduced at once, or an error", "[optim][gradients]") {
@@ -217,6 +213,16 @@ RANKS_TEST("a cut window is stepped locally, reduced at once, or an error", "[op
     optimizer.zero_grad();
     optimizer.flush();  // nothing to end
     require_close(flatten(*net), expected({1, 2, 3}), 1e-12);
+    // The next window is whole: from here as if it were the first.
+    mlp alone = make_mlp(0);
+    restore(saved(net), alone);
+    for (const int step : {4, 5, 6, 7}) backward(net, comm, step);
+    optimizer.step();
+    const auto gradient = mean_gradient(alone, comm.size(), {4, 5, 6, 7});
+    const torch::NoGradGuard no_grad;
+    auto parameters = alone->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i] / 4;
+    require_close(flatten(*net), flatten(*alone), 1e-12);
   }
   {  // a flush after local steps: what was not stepped on is, then parameters are averaged
     mlp net = make_mlp(0);
@@ -242,136 +248,123 @@ RANKS_TEST("a cut window is stepped locally, reduced at once, or an error", "[op
   }
 }
 
-TEST_CASE("a backward too many warns, and is reduced with the others",
-          "[optim][gradients][thread]") {
+RANKS_TEST("a backward too many warns, and is reduced with the others", "[optim][gradients]") {
   captured_log log;
-  for (const int ranks : {1, 2, 3})
-    run_threads(ranks, [](communicator<thread_backend>& comm) {
-      mlp net = make_mlp(0), alone = make_mlp(0);
-      gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
-                                   {.average_aggregated_gradients = false, .bucket_bytes = 300});
-      for (const bool none : {true, false}) {
-        optimizer.zero_grad(none);
-        backward(net, comm, 1);
-        backward(net, comm, 2);
-        optimizer.step();
-        const auto gradient = mean_gradient(alone, comm.size(), {1, 2});
-        const torch::NoGradGuard no_grad;
-        auto parameters = alone->parameters();
-        for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i];
-        require_close(flatten(*net), flatten(*alone), 1e-12);
-      }
-    });
-  CHECK(log.count("backward_passes_per_step is 1") == 6);
+  mlp net = make_mlp(0), alone = make_mlp(0);
+  gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
+                               {.average_aggregated_gradients = false, .bucket_bytes = 300});
+  for (const bool none : {true, false}) {
+    optimizer.zero_grad(none);
+    backward(net, comm, 1);
+    backward(net, comm, 2);
+    optimizer.step();
+    const auto gradient = mean_gradient(alone, comm.size(), {1, 2});
+    const torch::NoGradGuard no_grad;
+    auto parameters = alone->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i];
+    require_close(flatten(*net), flatten(*alone), 1e-12);
+  }
+  require_equal(log.count("backward_passes_per_step is 1"), 1);
 }
 
-TEST_CASE("zero_grad refuses to lose a backward, and names synchronize",
-          "[optim][gradients][thread]") {
+RANKS_TEST("zero_grad refuses to lose a backward, and names synchronize", "[optim][gradients]") {
   captured_log log;
-  for (const int ranks : {1, 2, 3})
-    run_threads(ranks, [](communicator<thread_backend>& comm) {
-      mlp net = make_mlp(0), alone = make_mlp(0);
-      gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm);
-      backward(net, comm, 1);
-      const auto text = require_throws<usage_error>([&] { optimizer.zero_grad(); });
-      require_contains(text, "synchronize()");
-      require_contains(text, "1 backward ");
-      optimizer.step();
-      optimizer.zero_grad();
-      const auto after_first = flatten(*net);
-      backward(net, comm, 2);
-      optimizer.synchronize();  // the results may be dropped
-      optimizer.zero_grad();
-      require_equal(optimizer.passes_since_communication(), 0);
-      backward(net, comm, 3);
-      optimizer.reset_passes();  // or the gradients as they are
-      optimizer.zero_grad();
-      require_same(flatten(*net), after_first);
-      backward(net, comm, 4);
-      optimizer.step();
-      require_equal_on_ranks(comm, *net);
-    });
-  CHECK(log.count("") == 0);
+  mlp net = make_mlp(0), alone = make_mlp(0);
+  gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm);
+  backward(net, comm, 1);
+  const auto text = require_throws<usage_error>([&] { optimizer.zero_grad(); });
+  require_contains(text, "synchronize()");
+  require_contains(text, "1 backward ");
+  optimizer.step();
+  optimizer.zero_grad();
+  const auto after_first = flatten(*net);
+  backward(net, comm, 2);
+  optimizer.synchronize();  // the results may be dropped
+  optimizer.zero_grad();
+  require_equal(optimizer.passes_since_communication(), 0);
+  backward(net, comm, 3);
+  optimizer.reset_passes();  // or the gradients as they are
+  optimizer.zero_grad();
+  require_same(flatten(*net), after_first);
+  backward(net, comm, 4);
+  optimizer.step();
+  require_equal_on_ranks(comm, *net);
+  require_equal(log.count(""), 0);
 }
 
-TEST_CASE("a generator and a discriminator with a wrapper each", "[optim][gradients][thread]") {
-  for (const int ranks : {1, 2, 4})
-    for (const bool by_module : {false, true}) {
-      captured_log log;
-      run_threads(ranks, [&](communicator<thread_backend>& comm) {
-        mlp generator(2, 8), discriminator(2, 8);
-        mlp plain_generator(2, 8), plain_discriminator(2, 8);
-        int seed = 1;
-        for (auto* net : {&generator, &discriminator, &plain_generator, &plain_discriminator}) {
-          (*net)->to(at::kDouble);
-          fill(**net, 1 + seed++ % 2);
-        }
-        const auto options = SGDOptions(0.05).momentum(0.5);
-        gradient_allreduce generates(SGD(generator->parameters(), options), generator, comm);
-        gradient_allreduce judges(SGD(discriminator->parameters(), options), discriminator, comm);
-        SGD plain_generates(plain_generator->parameters(), options);
-        SGD plain_judges(plain_discriminator->parameters(), options);
-        const auto judge_loss = [](mlp& g, mlp& d, int step, int rank) {
-          const int data = 50 * step + rank;
-          return d->forward(values({4, 2}, data)).square().mean() -
-                 torch::tanh(d->forward(g->forward(values({4, 2}, data + 7)).detach())).mean();
-        };
-        const auto generator_loss = [](mlp& g, mlp& d, int step, int rank) {
-          return d->forward(g->forward(values({4, 2}, 50 * step + rank + 9))).square().mean();
-        };
-        const auto mean = [&](const auto& loss, int step) {
-          at::Tensor sum = torch::zeros({}, at::kDouble);
-          for (int rank = 0; rank < comm.size(); ++rank)
-            sum = sum + loss(plain_generator, plain_discriminator, step, rank);
-          return sum / comm.size();
-        };
-        for (int step = 0; step < 20; ++step) {
-          by_module ? discriminator->zero_grad() : judges.zero_grad();
-          judge_loss(generator, discriminator, step, comm.rank()).backward();
-          judges.step();
-          by_module ? generator->zero_grad() : generates.zero_grad();
-          generator_loss(generator, discriminator, step, comm.rank()).backward();
-          generates.step();
-
-          plain_judges.zero_grad();
-          mean(judge_loss, step).backward();
-          plain_judges.step();
-          plain_generates.zero_grad();
-          mean(generator_loss, step).backward();
-          plain_generates.step();
-        }
-        require_close(flatten(*generator), flatten(*plain_generator), 1e-10);
-        require_close(flatten(*discriminator), flatten(*plain_discriminator), 1e-10);
-      });
-      CHECK(log.count("") == 0);
-    }
-}
-
-TEST_CASE("a generator and a discriminator that average parameters", "[optim][counting][thread]") {
-  captured_log log;
-  run_threads(4, [&](communicator<thread_backend>& comm) {
+RANKS_TEST("a generator and a discriminator with a wrapper each", "[optim][gradients]") {
+  for (const bool by_module : {false, true}) {
+    captured_log log;
     mlp generator(2, 8), discriminator(2, 8);
-    generator->to(at::kDouble);
-    discriminator->to(at::kDouble);
-    fill(*generator, comm.rank());
-    fill(*discriminator, 10 + comm.rank());
-    const auto all = optim::communication_type::allreduce;
-    optim::adapt_then_combine generates(SGD(generator->parameters(), 0.05), generator, comm,
-                                        {.communication = all});
-    optim::adapt_then_combine judges(SGD(discriminator->parameters(), 0.05), discriminator, comm,
-                                     {.communication = all});
-    for (int step = 0; step < 20; ++step) {
-      judges.zero_grad();
-      discriminator->forward(generator->forward(values({4, 2}, step)).detach()).mean().backward();
-      judges.step();
-      generates.zero_grad();
-      discriminator->forward(generator->forward(values({4, 2}, step))).square().mean().backward();
-      generates.step();
-      require_equal_on_ranks(comm, *generator);
-      require_equal_on_ranks(comm, *discriminator);
+    mlp plain_generator(2, 8), plain_discriminator(2, 8);
+    int seed = 1;
+    for (auto* net : {&generator, &discriminator, &plain_generator, &plain_discriminator}) {
+      (*net)->to(at::kDouble);
+      fill(**net, 1 + seed++ % 2);
     }
-  });
-  CHECK(log.count("") == 0);
+    const auto options = SGDOptions(0.05).momentum(0.5);
+    gradient_allreduce generates(SGD(generator->parameters(), options), generator, comm);
+    gradient_allreduce judges(SGD(discriminator->parameters(), options), discriminator, comm);
+    SGD plain_generates(plain_generator->parameters(), options);
+    SGD plain_judges(plain_discriminator->parameters(), options);
+    const auto judge_loss = [](mlp& g, mlp& d, int step, int rank) {
+      const int data = 50 * step + rank;
+      return d->forward(values({4, 2}, data)).square().mean() -
+             torch::tanh(d->forward(g->forward(values({4, 2}, data + 7)).detach())).mean();
+    };
+    const auto generator_loss = [](mlp& g, mlp& d, int step, int rank) {
+      return d->forward(g->forward(values({4, 2}, 50 * step + rank + 9))).square().mean();
+    };
+    const auto mean = [&](const auto& loss, int step) {
+      at::Tensor sum = torch::zeros({}, at::kDouble);
+      for (int rank = 0; rank < comm.size(); ++rank)
+        sum = sum + loss(plain_generator, plain_discriminator, step, rank);
+      return sum / comm.size();
+    };
+    for (int step = 0; step < 20; ++step) {
+      by_module ? discriminator->zero_grad() : judges.zero_grad();
+      judge_loss(generator, discriminator, step, comm.rank()).backward();
+      judges.step();
+      by_module ? generator->zero_grad() : generates.zero_grad();
+      generator_loss(generator, discriminator, step, comm.rank()).backward();
+      generates.step();
+
+      plain_judges.zero_grad();
+      mean(judge_loss, step).backward();
+      plain_judges.step();
+      plain_generates.zero_grad();
+      mean(generator_loss, step).backward();
+      plain_generates.step();
+    }
+    require_close(flatten(*generator), flatten(*plain_generator), 1e-10);
+    require_close(flatten(*discriminator), flatten(*plain_discriminator), 1e-10);
+    require_equal(log.count(""), 0);
+  }
+}
+
+RANKS_TEST("a generator and a discriminator that average parameters", "[optim][counting]") {
+  captured_log log;
+  mlp generator(2, 8), discriminator(2, 8);
+  generator->to(at::kDouble);
+  discriminator->to(at::kDouble);
+  fill(*generator, comm.rank());
+  fill(*discriminator, 10 + comm.rank());
+  const auto all = optim::communication_type::allreduce;
+  optim::adapt_then_combine generates(SGD(generator->parameters(), 0.05), generator, comm,
+                                      {.communication = all});
+  optim::adapt_then_combine judges(SGD(discriminator->parameters(), 0.05), discriminator, comm,
+                                   {.communication = all});
+  for (int step = 0; step < 20; ++step) {
+    judges.zero_grad();
+    discriminator->forward(generator->forward(values({4, 2}, step)).detach()).mean().backward();
+    judges.step();
+    generates.zero_grad();
+    discriminator->forward(generator->forward(values({4, 2}, step))).square().mean().backward();
+    generates.step();
+    require_equal_on_ranks(comm, *generator);
+    require_equal_on_ranks(comm, *discriminator);
+  }
+  require_equal(log.count(""), 0);
 }
 
 RANKS_TEST("parameters used on one rank or on none", "[optim][gradients][unused]") {
@@ -416,8 +409,15 @@ RANKS_TEST("parameters frozen and unfrozen on all ranks, groups added", "[optim]
     }
     optimizer.zero_grad();
     plain.zero_grad();
+    const auto before = comm.statistics().bytes_sent;
     backward(net, comm, step);
     optimizer.step();
+    const double sent = static_cast<double>(comm.statistics().bytes_sent - before);
+    const int n = comm.size();
+    const auto bytes = [&](int elements) { return 2.0 * (n - 1) / n * elements * 8; };
+    // Elements, a flag for each of the parameters, and one for notices.
+    if (step == 2 || step == 5)
+      require_near(sent, bytes(5 * 16 + 16 + 16 + 2 * 16 + 2 + 5 + 1), 16);
     at::Tensor sum = torch::zeros({}, at::kDouble);
     for (int rank = 0; rank < comm.size(); ++rank)
       sum = sum + loss_in_step(step)(alone, rank) / comm.size();

@@ -164,33 +164,39 @@ RANKS_TEST("groups keep their own rates, and a scheduler drives them", "[optim][
 
 RANKS_TEST("frozen parameters neither change nor travel, until they are unfrozen",
            "[optim][frozen]") {
-  auto all = simulated_sgd(comm.size());
-  mlp net = make_mlp(comm.rank());
-  const auto freeze = [&](bool frozen) {
-    for (int rank = 0; rank < comm.size(); ++rank)
-      for (auto& each : all.net(rank)->second->parameters()) each.requires_grad_(!frozen);
-    for (auto& each : net->second->parameters()) each.requires_grad_(!frozen);
+  const auto check = [&](sequence what, const auto& wrap) {
+    auto all = simulated_sgd(comm.size());
+    mlp net = make_mlp(comm.rank());
+    const auto freeze = [&](bool frozen) {
+      for (int rank = 0; rank < comm.size(); ++rank)
+        for (auto& each : all.net(rank)->second->parameters()) each.requires_grad_(!frozen);
+      for (auto& each : net->second->parameters()) each.requires_grad_(!frozen);
+    };
+    freeze(true);
+    auto optimizer = wrap(sgd_of(net), net);
+    const at::Tensor frozen = net->second->weight.clone();
+    const auto bytes_of_step = [&](int step) {
+      all.step(what, loss_in_step(step));
+      const auto before = comm.statistics().bytes_sent;
+      train(optimizer, net, comm.rank(), step);
+      return comm.statistics().bytes_sent - before;
+    };
+    const std::int64_t with_padding = (80 + 16 + 32 + 2) * 8;  // every part ends on 64 bytes
+    const std::int64_t sent = comm.size() == 1 ? 0 : with_padding;
+    for (int step = 0; step < 2; ++step) require_equal(bytes_of_step(step), sent);
+    require_same(net->second->weight, frozen);
+    freeze(false);
+    for (int step = 2; step < 5; ++step)
+      require_equal(bytes_of_step(step), comm.size() == 1 ? 0 : sent + (256 + 16) * 8);
+    require(!torch::equal(net->second->weight, frozen), "unfrozen parameters learn");
+    freeze(true);
+    require_equal(bytes_of_step(5), sent);
+    require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
   };
-  freeze(true);
-  adapt_with_combine optimizer(sgd_of(net), net, comm);
-  const at::Tensor frozen = net->second->weight.clone();
-  const auto bytes_of_step = [&](int step) {
-    all.step(sequence::combine_first, loss_in_step(step));
-    const auto before = comm.statistics().bytes_sent;
-    train(optimizer, net, comm.rank(), step);
-    return comm.statistics().bytes_sent - before;
-  };
-  const std::int64_t with_padding = (80 + 16 + 32 + 2) * 8;  // every part ends on 64 bytes
-  const std::int64_t sent = comm.size() == 1 ? 0 : with_padding;
-  for (int step = 0; step < 2; ++step) require_equal(bytes_of_step(step), sent);
-  require_same(net->second->weight, frozen);
-  freeze(false);
-  for (int step = 2; step < 5; ++step)
-    require_equal(bytes_of_step(step), comm.size() == 1 ? 0 : sent + (256 + 16) * 8);
-  require(!torch::equal(net->second->weight, frozen), "unfrozen parameters learn");
-  freeze(true);
-  require_equal(bytes_of_step(5), sent);
-  require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
+  check(sequence::combine_first,
+        [&](SGD sgd, mlp& net) { return adapt_with_combine(std::move(sgd), net, comm); });
+  check(sequence::adapt_first,
+        [&](SGD sgd, mlp& net) { return adapt_then_combine(std::move(sgd), net, comm); });
 }
 
 RANKS_TEST("all parameters frozen at first, then all learning, counts from the first backward",
