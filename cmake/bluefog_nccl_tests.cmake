@@ -5,7 +5,8 @@
 # nccl.libraries is linked with the real libraries: what happens without a device, and that NVRTC takes
 # the kernels. nccl is linked with a stand-in for them, see support/nccl_stand_in: the backend's own
 # code, and the shared tests of operations over it, with ranks that are threads. nccl.tensors is that
-# too, for tensors in host memory. Memory of a real device is left to gpu.sh.
+# too, for tensors in host memory, and for CUDA tensors on the stand-in's devices, which libtorch's CPU
+# build is made to take for CUDA's. Real devices are left to gpu.sh.
 
 set(_bluefog_test_directory "${PROJECT_SOURCE_DIR}/tests")
 
@@ -63,6 +64,7 @@ list(TRANSFORM _bluefog_shared REPLACE "(.+)" "${_bluefog_test_directory}/\\1.cp
 _bluefog_add_stand_in_test(nccl test_nccl ${_bluefog_own} ${_bluefog_shared})
 
 if(BLUEFOG_WITH_TORCH)
-  _bluefog_add_stand_in_test(nccl.tensors test_nccl_tensors "${_bluefog_test_directory}/nccl/tensors/tensors.cpp")
+  _bluefog_add_stand_in_test(nccl.tensors test_nccl_tensors "${_bluefog_test_directory}/nccl/tensors/tensors.cpp"
+    "${_bluefog_test_directory}/nccl/tensors/devices.cpp")
   target_link_libraries(test_nccl_tensors PRIVATE bluefog::torch)
 endif()

@@ -19,6 +19,8 @@
 #include <bluefog/thread.hpp>
 #include <bluefog/topology.hpp>
 
+#include "gpu/finding.hpp"
+
 /// Every operation on device memory against what the thread backend computes on the host. On a GPU
 /// it is run by tests/gpu.sh, over the stand-in by the tests.
 namespace bluefog_test::gpu {
@@ -47,12 +49,6 @@ class device_array {
  private:
   std::size_t size_;
   T* data_ = nullptr;
-};
-
-/// What one check found: empty if nothing is wrong.
-struct finding {
-  std::string check;
-  std::string problem;
 };
 
 /// Numbers that are exact in every type.

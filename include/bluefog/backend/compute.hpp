@@ -27,9 +27,9 @@ namespace bluefog {
 /// before it is over, unless it says `for_host`; `finished()` gives an operation that is complete
 /// once all work so far is.
 /// `scratch` gives temporary device memory, used in that same order. Others work on device memory
-/// in that order by way of `give(work)`, which calls `work()`: that gives something to `stream()`.
-/// What the program gives to its own stream, which `caller_stream` names, comes behind all work so
-/// far after `caller_follows()`; `synchronize()` waits for that work.
+/// in that order by way of `give(work)`, which calls `work()`: that gives something to `stream()`;
+/// `synchronize()` waits for all work so far. What is done `for_caller` is done among the program's
+/// own work, on the stream that `caller_stream` names.
 template <class B>
 concept device_backend =
     backend<B> && std::is_pointer_v<typename B::stream_type> &&
@@ -37,24 +37,23 @@ concept device_backend =
              const void* data, std::size_t bytes, mutable_buffer out, const_buffer in,
              double weight, std::span<const kernel::weighted_input> weighted,
              std::span<const const_buffer> inputs, reduce_op op, int divisor, message_tag tag,
-             bool for_host) {
+             bool for_host, bool for_caller) {
       { transport.exchange(tag, for_host) } -> exchange_of<typename B::operation_type>;
       { view.device() } noexcept -> std::same_as<int>;
       { view.stream() } noexcept -> std::same_as<typename B::stream_type>;
       { view.on_device(data) } -> std::same_as<bool>;
       { transport.caller_stream(stream) } -> std::same_as<void>;
       { transport.give(work) } -> std::same_as<void>;
-      { transport.caller_follows() } -> std::same_as<void>;
       { transport.synchronize() } -> std::same_as<void>;
       { transport.scratch(bytes) } -> std::same_as<scratch_pool::block>;
       { transport.called() } -> std::movable;
       { transport.follow(transport.called()) } -> std::same_as<void>;
       { transport.finished() } -> std::same_as<typename B::operation_type>;
-      { transport.mix(out, weight, in, weighted) } -> std::same_as<void>;
+      { transport.mix(out, weight, in, weighted, for_caller) } -> std::same_as<void>;
       { transport.reduce(op, out, inputs) } -> std::same_as<void>;
       { transport.convert(out, in) } -> std::same_as<void>;
       { transport.divide(out, divisor) } -> std::same_as<void>;
-      { transport.copy(in, out) } -> std::same_as<void>;
+      { transport.copy(in, out, for_caller) } -> std::same_as<void>;
     };
 
 /// The kernels of `bluefog::kernel`, done where the values are. Borrows the backend.
@@ -63,18 +62,21 @@ concept device_backend =
 template <backend Backend>
 class computation {
  public:
-  explicit computation(Backend& transport) noexcept : transport_(&transport) {}
+  /// \param for_caller  on a device, whether to mix and copy among the program's own work.
+  explicit computation(Backend& transport, bool for_caller = false) noexcept
+      : transport_(&transport), for_caller_(for_caller) {}
 
   void mix(mutable_buffer out, double self_weight, const_buffer self,
            std::span<const kernel::weighted_input> inputs) const {
     if constexpr (device_backend<Backend>)
-      if (transport_->on_device(out.data)) return transport_->mix(out, self_weight, self, inputs);
+      if (transport_->on_device(out.data))
+        return transport_->mix(out, self_weight, self, inputs, for_caller_);
     kernel::mix(out, self_weight, self, inputs);
   }
 
   void scaled_copy(mutable_buffer out, const_buffer in, double factor) const {
     if constexpr (device_backend<Backend>)
-      if (transport_->on_device(out.data)) return transport_->mix(out, factor, in, {});
+      if (transport_->on_device(out.data)) return transport_->mix(out, factor, in, {}, for_caller_);
     kernel::scaled_copy(out, in, factor);
   }
 
@@ -109,12 +111,13 @@ class computation {
     if (in.data == out.data || in.count == 0) return;
     if constexpr (device_backend<Backend>)
       if (transport_->on_device(out.data) || transport_->on_device(in.data))
-        return transport_->copy(in, out);
+        return transport_->copy(in, out, for_caller_);
     std::memmove(out.data, in.data, in.bytes());
   }
 
  private:
   Backend* transport_;
+  bool for_caller_;
 };
 
 }  // namespace bluefog

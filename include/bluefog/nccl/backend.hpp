@@ -209,14 +209,6 @@ class nccl_backend {
     });
   }
 
-  /// Makes the stream that `caller_stream` names wait for all work so far.
-  void caller_follows() {
-    attempt([&] {
-      const auto moment = nccl::record(stream());
-      nccl::check(cudaStreamWaitEvent(caller_, moment.get(), 0), "cudaStreamWaitEvent");
-    });
-  }
-
   /// Blocks until all work so far is over: for memory that the host shares with the device.
   void synchronize() {
     const auto moment = attempt([&] { return nccl::record(stream()); });
@@ -224,11 +216,12 @@ class nccl_backend {
     while (!over()) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 
+  /// \param for_caller  whether it is done on the stream that `caller_stream` names.
   void mix(mutable_buffer out, double self_weight, const_buffer self,
-           std::span<const kernel::weighted_input> inputs) {
+           std::span<const kernel::weighted_input> inputs, bool for_caller = false) {
     compute([&](const nccl::kernels& on) {
       expects_same_memory(self, out);
-      on.mix(stream(), out, self_weight, self, inputs);
+      on.mix(for_caller ? caller_ : stream(), out, self_weight, self, inputs);
     });
   }
   void reduce(reduce_op op, mutable_buffer out, std::span<const const_buffer> inputs) {
@@ -240,9 +233,10 @@ class nccl_backend {
   void divide(mutable_buffer values, int divisor) {
     compute([&](const nccl::kernels& on) { on.divide(stream(), values, divisor); });
   }
-  void copy(const_buffer in, mutable_buffer out) {
+  void copy(const_buffer in, mutable_buffer out, bool for_caller = false) {
     give([&] {
-      nccl::check(cudaMemcpyAsync(out.data, in.data, in.bytes(), cudaMemcpyDefault, stream()),
+      nccl::check(cudaMemcpyAsync(out.data, in.data, in.bytes(), cudaMemcpyDefault,
+                                  for_caller ? caller_ : stream()),
                   "cudaMemcpyAsync");
     });
   }

@@ -121,19 +121,21 @@ void transport_follows(communicator<Backend>& comm, const parcel& values) {
 }
 
 /// Has `compute(computation<Backend>)` write to a parcel that nothing else works on, and then the
-/// result delivered: where the memory is a device's, between what this thread has given to its
-/// stream and what it gives from now on. Waits for nothing but memory that the host shares.
+/// result delivered: on a device among what this thread gives to its stream there. Waits for
+/// nothing but memory that the host shares with a device.
 template <backend Backend, class Compute>
 void write_in_order(communicator<Backend>& comm, const parcel& values, Compute compute) {
   auto& transport = comm.transport();
   if constexpr (device_backend<Backend>) {
+    if (values.device()) {
+      name_caller_stream(comm, *values.device());
+      compute(computation<Backend>(transport, /*for_caller=*/true));
+      values.deliver_here();
+      return transport_follows(comm, values);  // before temporary memory is used anew
+    }
     if (transport.on_device(values.output())) {
-      transport_follows(comm, values);
       compute(computation<Backend>(transport));
-      if (values.device())
-        transport.caller_follows();
-      else
-        transport.synchronize();
+      transport.synchronize();
       return values.deliver_here();
     }
   }

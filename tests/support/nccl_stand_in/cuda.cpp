@@ -256,6 +256,15 @@ std::shared_ptr<stream> stream_of(void* handle, const char* call) {
   return found->second;
 }
 
+// The default stream does everything at once.
+static cudaError_t give(cudaStream_t handle, const char* call, std::function<void()> work) {
+  if (handle == nullptr) return work(), cudaSuccess;
+  const auto on = stream_of(handle, call);
+  if (!on) return cudaErrorInvalidResourceHandle;
+  on->give(std::move(work));
+  return cudaSuccess;
+}
+
 }  // namespace bluefog_test::stand_in
 
 using namespace bluefog_test::stand_in;
@@ -413,14 +422,11 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 cudaError_t cudaMemcpyAsync(void* out, const void* in, std::size_t bytes, cudaMemcpyKind,
                             cudaStream_t handle) {
   if (const auto code = failure("cudaMemcpyAsync"); code != cudaSuccess) return code;
-  const auto on = stream_of(handle, "cudaMemcpyAsync");
-  if (!on) return cudaErrorInvalidResourceHandle;
   const std::array used{use(out, bytes, "cudaMemcpyAsync"), use(in, bytes, "cudaMemcpyAsync")};
-  on->give([=] {
+  return give(handle, "cudaMemcpyAsync", [=] {
     static_cast<void>(used);
     std::memmove(out, in, bytes);
   });
-  return cudaSuccess;
 }
 
 cudaError_t cudaMemcpy(void* out, const void* in, std::size_t bytes, cudaMemcpyKind) {
@@ -441,14 +447,11 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t* found, cudaLibrary_t, const char*
 cudaError_t cudaLaunchKernel(const void* function, dim3 blocks, dim3 threads, void** arguments,
                              std::size_t, cudaStream_t handle) {
   if (const auto code = failure("cudaLaunchKernel"); code != cudaSuccess) return code;
-  const auto on = stream_of(handle, "cudaLaunchKernel");
-  if (!on) return cudaErrorInvalidResourceHandle;
   if (blocks.x == 0 || threads.x == 0 || threads.x > 1024) return cudaErrorInvalidConfiguration;
   const auto& it = *static_cast<const host_kernel*>(function);
   const auto* first = static_cast<const std::byte*>(arguments[0]);
   auto copy = std::make_shared<std::vector<std::byte>>(first, first + it.argument_bytes);
-  on->give([&it, copy] { run_kernel(it, copy->data()); });
-  return cudaSuccess;
+  return give(handle, "cudaLaunchKernel", [&it, copy] { run_kernel(it, copy->data()); });
 }
 
 // Compiling is left to the tests that are linked with the real NVRTC.

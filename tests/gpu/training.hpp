@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <bluefog/amp.hpp>
+#include <bluefog/nn.hpp>
+#include <bluefog/optim.hpp>
+#include <bluefog/thread.hpp>
+#include <bluefog/topology.hpp>
+
+#include "gpu/finding.hpp"
+
+/// A few steps of every optimizer with parameters on a device, against the same on the CPU.
+namespace bluefog_test::gpu {
+
+/// A net that begins alike on every device, and differently on every rank.
+struct small_net : torch::nn::Module {
+  small_net(int rank, at::Device device) {
+    first = register_module("first", torch::nn::Linear(6, 8));
+    norm = register_module("norm", torch::nn::BatchNorm1d(8));
+    last = register_module("last", torch::nn::Linear(8, 3));
+    const torch::NoGradGuard guard;
+    int number = rank;
+    for (at::Tensor& each : parameters())
+      each.copy_(at::sin(at::arange(each.numel(), at::kFloat) * 1.7 + ++number).view(each.sizes()));
+    to(device);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return last->forward(torch::tanh(norm->forward(first->forward(x))));
+  }
+  torch::nn::Linear first{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  torch::nn::Linear last{nullptr};
+};
+
+/// \return the loss of a rank's batch of one step.
+[[nodiscard]] inline at::Tensor loss_of(const at::Tensor& output, int rank, int step) {
+  const auto wanted = (at::arange(output.size(0), at::kLong) + rank + step).remainder(3);
+  return torch::cross_entropy_loss(output.to(at::kFloat), wanted.to(output.device()));
+}
+[[nodiscard]] inline at::Tensor batch_of(int rank, int step, at::Device device) {
+  return at::cos(at::arange(60, at::kFloat) * 0.37 + rank + 10 * step).view({10, 6}).to(device);
+}
+
+inline constexpr int steps = 4;
+
+/// Trains with what `wrap(sgd, net, comm)` makes. \return parameters and buffers, on the CPU.
+template <class Comm, class Wrap>
+[[nodiscard]] std::vector<at::Tensor> train(Comm& comm, at::Device device, const Wrap& wrap) {
+  small_net net(comm.rank(), device);
+  bluefog::broadcast_parameters(comm, net, 0);
+  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
+  auto optimizer = wrap(std::move(sgd), net, comm);
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    loss_of(optimizer.forward(net, batch_of(comm.rank(), step, device)), comm.rank(), step)
+        .backward();
+    optimizer.step();
+  }
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& each : net.parameters()) result.push_back(each.detach().cpu());
+  for (const at::Tensor& each : net.buffers()) result.push_back(each.cpu());
+  return result;
+}
+
+/// The same with scaled losses under autocast, one of which overflows on one rank.
+template <class Comm>
+[[nodiscard]] std::vector<at::Tensor> train_scaled(Comm& comm, at::Device device) {
+  using namespace bluefog;
+  small_net net(comm.rank(), device);
+  broadcast_parameters(comm, net, 0);
+  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
+  optim::gradient_allreduce optimizer(std::move(sgd), net, comm);
+  amp::grad_scaler scaler({.init_scale = 1024});
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    at::Tensor loss;
+    {
+      const amp::autocast_guard guard(device.type(), at::kBFloat16);
+      loss =
+          loss_of(optimizer.forward(net, batch_of(comm.rank(), step, device)), comm.rank(), step);
+    }
+    if (step == 1 && comm.rank() == comm.size() - 1) loss = loss * 1e38 * 1e38;
+    scaler.scale(loss).backward();
+    scaler.step(optimizer);
+    scaler.update();
+  }
+  std::vector<at::Tensor> result{at::full({}, scaler.get_scale(), at::kFloat)};
+  for (const at::Tensor& each : net.parameters()) result.push_back(each.detach().cpu());
+  return result;
+}
+
+/// `distributed_data_parallel`, with a step that adds up two backwards.
+template <class Comm>
+[[nodiscard]] std::vector<at::Tensor> train_data_parallel(Comm& comm, at::Device device) {
+  small_net net(comm.rank(), device);
+  bluefog::nn::distributed_data_parallel parallel(net, comm, {.bucket_bytes = 128});
+  torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
+  const auto backward = [&](int step) {
+    loss_of(parallel.forward(batch_of(comm.rank(), step, device)), comm.rank(), step).backward();
+  };
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    if (step == 2) {
+      const auto guard = parallel.no_sync();
+      backward(step + steps);
+    }
+    backward(step);
+    optimizer.step();
+  }
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& each : net.parameters()) result.push_back(each.detach().cpu());
+  return result;
+}
+
+/// Calls `visit(name, tolerance, run)` with `run(comm, device)` for each optimizer.
+template <class Visit>
+void visit_optimizers(const Visit& visit) {
+  using namespace bluefog;
+  const auto visit_wrapper = [&](const char* name, double tolerance, const auto& wrap) {
+    visit(name, tolerance,
+          [wrap](auto& comm, at::Device device) { return train(comm, device, wrap); });
+  };
+  constexpr double exact = 1e-4;  // but for the order of sums within products of matrices
+  visit_wrapper("adapt_with_combine", exact, [](auto sgd, auto& net, auto& comm) {
+    return optim::adapt_with_combine(
+        std::move(sgd), net, comm, topology::one_peer_exponential(comm.size()),
+        {.bucket_bytes = 128, .buffers = optim::buffer_policy::average});
+  });
+  visit_wrapper("adapt_with_combine, after_step", exact, [](auto sgd, auto& net, auto& comm) {
+    return optim::adapt_with_combine(
+        std::move(sgd), net, comm, topology::ring(comm.size()),
+        {.start = optim::start::after_step, .global_average_every = 2});
+  });
+  visit_wrapper("adapt_with_combine, inside_backward", exact, [](auto sgd, auto& net, auto& comm) {
+    return optim::adapt_with_combine(std::move(sgd), net, comm, topology::ring(comm.size()),
+                                     {.start = optim::start::inside_backward, .bucket_bytes = 128});
+  });
+  visit_wrapper("adapt_then_combine", exact, [](auto sgd, auto& net, auto& comm) {
+    return optim::adapt_then_combine(std::move(sgd), net, comm,
+                                     topology::one_peer_exponential(comm.size()),
+                                     {.bucket_bytes = 128});
+  });
+  visit_wrapper("gradient_allreduce", exact, [](auto sgd, auto& net, auto& comm) {
+    return optim::gradient_allreduce(std::move(sgd), net, comm, {.bucket_bytes = 128});
+  });
+  visit_wrapper("gradient_allreduce, fp16", 1e-2, [](auto sgd, auto& net, auto& comm) {
+    return optim::gradient_allreduce(std::move(sgd), net, comm,
+                                     {.compression = optim::compression::fp16});
+  });
+  visit_wrapper("gradient_tracking", exact, [](auto sgd, auto& net, auto& comm) {
+    return optim::gradient_tracking(std::move(sgd), net, comm, topology::ring(comm.size()));
+  });
+  visit_wrapper("exact_diffusion", exact, [](auto sgd, auto& net, auto& comm) {
+    return optim::exact_diffusion(std::move(sgd), net, comm, topology::ring(comm.size()));
+  });
+  visit_wrapper("quasi_global_momentum", exact, [](auto sgd, auto& net, auto& comm) {
+    return optim::quasi_global_momentum(std::move(sgd), net, comm, topology::ring(comm.size()));
+  });
+  visit("distributed_data_parallel", exact,
+        [](auto& comm, at::Device device) { return train_data_parallel(comm, device); });
+  visit("gradient_allreduce with a scaler", 2e-2,
+        [](auto& comm, at::Device device) { return train_scaled(comm, device); });
+}
+
+[[nodiscard]] inline std::string difference(const at::Tensor& own, const at::Tensor& right,
+                                            double tolerance) {
+  if (own.allclose(right, tolerance, tolerance)) return "";
+  return " differs from the CPU's by " + std::to_string((own - right).abs().max().item<double>());
+}
+
+/// \return what every optimizer did, in the same order on every rank. Collective.
+template <class Comm>
+[[nodiscard]] std::vector<finding> check_training(Comm& comm, at::Device device) {
+  std::vector<finding> found;
+  visit_optimizers([&](const std::string& name, double tolerance, const auto& run) {
+    found.push_back({name, ""});
+    try {
+      std::vector<std::vector<at::Tensor>> wanted(static_cast<std::size_t>(comm.size()));
+      bluefog::run_threads(comm.size(), [&](auto& threads) {
+        wanted[static_cast<std::size_t>(threads.rank())] = run(threads, at::Device(at::kCPU));
+      });
+      const auto results = run(comm, device);
+      const auto& right = wanted[static_cast<std::size_t>(comm.rank())];
+      for (std::size_t i = 0; i < results.size(); ++i)
+        if (const auto text = difference(results[i], right[i], tolerance); !text.empty())
+          found.back().problem = "tensor " + std::to_string(i) + text;
+    } catch (const std::exception& problem) {
+      found.back().problem = problem.what();
+    }
+  });
+  return found;
+}
+
+}  // namespace bluefog_test::gpu

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA tensors without a GPU: what tests/gpu.sh runs on one, here on the devices of the stand-in.
+#include <span>
+#include <string>
+#include <vector>
+
+#include <bluefog/communicator.hpp>
+#include <bluefog/thread.hpp>
+
+#include "gpu/tensors.hpp"
+#include "gpu/training.hpp"
+#include "nccl/support.hpp"
+#include "nccl/tensors/device_tensors.hpp"
+
+using namespace bluefog;
+using namespace bluefog_test;
+
+namespace {
+
+using nccl_communicator = communicator<nccl_backend>;
+
+at::Device device_of(nccl_communicator& comm) {
+  return {at::kCUDA, static_cast<at::DeviceIndex>(comm.transport().device())};
+}
+
+template <class Comm>
+void require_all(Comm& comm, at::Device device) {
+  for (const auto& [check, problem] : gpu::check_tensors(comm, device))
+    require_equal(check + ": " + problem, check + ": ");
+  for (const auto& [check, problem] : gpu::check_training(comm, device))
+    require_equal(check + ": " + problem, check + ": ");
+}
+
+}  // namespace
+
+TEST_CASE("CUDA tensors on their own device are as on the CPU, bit for bit", "[nccl][tensor]") {
+  for (const int ranks : {1, 2, 3})
+    CHECK(run_nccl_ranks(ranks, [](nccl_communicator& comm) { require_all(comm, device_of(comm)); },
+                         {}) == "");
+}
+
+TEST_CASE("CUDA tensors travel as host memory where that is asked for", "[nccl][tensor]") {
+  CHECK(run_nccl_ranks(2, [](nccl_communicator& comm) { require_all(comm, device_of(comm)); },
+                       {.ops_on_cpu = true}) == "");
+}
+
+TEST_CASE("CUDA tensors travel over a transport of the host", "[nccl][tensor]") {
+  for (const int ranks : {1, 2, 3})
+    run_threads(ranks, [](auto& comm) {
+      require_all(comm, at::Device(at::kCUDA, static_cast<at::DeviceIndex>(comm.rank())));
+    });
+  CHECK(stand_in::broken_rules() == "");
+}
+
+TEST_CASE("tensors of the host and of devices travel together", "[nccl][tensor]") {
+  CHECK(run_nccl_ranks(2,
+                       [](nccl_communicator& comm) {
+                         const std::vector<at::Tensor> both{
+                             at::full({3}, comm.rank(), at::kFloat),
+                             at::full({2}, comm.rank(), at::kFloat).to(device_of(comm))};
+                         for (const at::Tensor& each : neighbor_allreduce(
+                                  comm, std::span(both), topology::fully_connected(2)))
+                           require(each.cpu().allclose(at::full(each.sizes(), 0.5, at::kFloat)));
+                       },
+                       {}) == "");
+}
+
+TEST_CASE("a tensor on another device than the communicator's is refused, with both",
+          "[nccl][tensor]") {
+  CHECK(run_nccl_ranks(
+            2,
+            [](nccl_communicator& comm) {
+              const at::Device other(at::kCUDA, static_cast<at::DeviceIndex>(5));
+              const auto x = at::ones({3}, at::TensorOptions().device(other));
+              const std::string own = "cuda:" + std::to_string(comm.transport().device());
+              const std::string text = require_throws<usage_error>([&] { allreduce(comm, x); });
+              require(
+                  text.starts_with("nccl_backend: a tensor is on cuda:5, and this communicator "
+                                   "works on " +
+                                   own));
+              require(allreduce(comm, x.to(device_of(comm))).cpu().equal(at::ones({3})));
+            },
+            {}) == "");
+}
