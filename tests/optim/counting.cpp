@@ -558,24 +558,36 @@ RANKS_TEST("what communicates can change between steps", "[optim][communication]
   require_close(flatten(*net), mean, 1e-12);
 }
 
-TEST_CASE("machines average as one, hierarchically", "[optim][communication][thread]") {
-  run_threads(4,
-              [](communicator<thread_backend>& comm) {
-                mlp net = make_mlp(comm.rank());
-                adapt_then_combine optimizer(
-                    SGD(net->parameters(), 0.0), net, comm,
-                    {.communication = communication_type::hierarchical_neighbor_allreduce});
-                play(optimizer, net, comm, "FS", false);  // two machines of two ranks
-                at::Tensor mean = torch::zeros_like(flatten(*net));
-                for (int rank = 0; rank < 4; ++rank) mean += flatten(*make_mlp(rank)) / 4;
-                require_close(flatten(*net), mean, 1e-12);
-                require_equal(optimizer.round(), std::int64_t{1});
-                const auto text = require_throws<usage_error>(
-                    [&] { optimizer.communication(communication_type::neighbor_allreduce); });
-                require_contains(text, "2 ranks");
-              },
-              {.nodes_per_machine = 2});
+namespace {
+
+/// On four ranks, of which two make a machine.
+template <class Comm>
+void average_machines(Comm& comm) {
+  if (comm.size() != 4) return;
+  mlp net = make_mlp(comm.rank());
+  adapt_then_combine optimizer(
+      SGD(net->parameters(), 0.0), net, comm,
+      {.communication = communication_type::hierarchical_neighbor_allreduce});
+  play(optimizer, net, comm, "FS", false);
+  at::Tensor mean = torch::zeros_like(flatten(*net));
+  for (int rank = 0; rank < 4; ++rank) mean += flatten(*make_mlp(rank)) / 4;
+  require_close(flatten(*net), mean, 1e-12);
+  require_equal(optimizer.round(), std::int64_t{1});
+  const auto text = require_throws<usage_error>(
+      [&] { optimizer.communication(communication_type::neighbor_allreduce); });
+  require_contains(text, "2 ranks");
 }
+
+}  // namespace
+
+TEST_CASE("machines average as one, hierarchically (threads)", "[optim][communication][thread]") {
+  on_threads([](auto& comm) { average_machines(comm); }, {.nodes_per_machine = 2});
+}
+#ifdef BLUEFOG_TEST_MPI
+TEST_CASE("machines average as one, hierarchically (MPI)", "[optim][communication][mpi]") {
+  on_mpi([](auto& comm) { average_machines(comm); }, {.nodes_per_machine = 2});
+}
+#endif
 
 RANKS_TEST("one communication can have other neighbours", "[optim][communication]") {
   const int n = comm.size();

@@ -73,7 +73,7 @@ class averaging final : public gradient_listener {
   /// nothing while parameters are on their way.
   void refresh(const groups& all, const std::shared_ptr<averaging>& self) {
     if (mixer_.started() || inside_) return;
-    if (signature(all) != signature_) {
+    if (!has_signature(all, signature_)) {
       for (const auto& added : named_parameters(all, torch::nn::Module()))
         if (arena_.index_of(added.tensor) == arena_.size()) names_.push_back(added);
       rebuild(all, self);
@@ -222,7 +222,7 @@ class averaging final : public gradient_listener {
             ": start::inside_backward steps before distributed_data_parallel or "
             "gradient_allreduce, which watch the same parameters, have reduced their gradients; "
             "take another start");
-    if (!mixer_.started() || !arena_.attached() || signature(stepping_.groups()) != signature_)
+    if (!mixer_.started() || !arena_.attached() || !has_signature(stepping_.groups(), signature_))
       return;
     expect_untouched();
     const c10::AutoGradMode no_grad(false);

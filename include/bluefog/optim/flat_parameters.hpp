@@ -42,7 +42,7 @@ class flat_parameters {
 
   /// Between steps: takes in parameters that were added, frozen, unfrozen or reloaded.
   void refresh(const groups& all) {
-    if (signature(all) == signature_) {
+    if (has_signature(all, signature_)) {
       arena_.reattach();
       return;
     }

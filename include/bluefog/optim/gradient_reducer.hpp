@@ -63,8 +63,7 @@ class gradient_reducer final : public gradient_listener {
 
   /// Between steps: takes in parameters that were added, frozen or unfrozen.
   void refresh(const groups& all) {
-    auto now = signature(all);
-    if (now != signature_) {
+    if (!has_signature(all, signature_)) {
       for (auto& each : named_parameters(all, torch::nn::Module())) {
         const auto same = [&](const at::Tensor& other) { return other.is_same(each.tensor); };
         if (std::ranges::any_of(exchange_.parameters(), same, &named_tensor::tensor)) continue;
@@ -72,7 +71,7 @@ class gradient_reducer final : public gradient_listener {
         if (known != known_.end()) each.name = known->name;
         exchange_.add(std::move(each));
       }
-      signature_ = std::move(now);
+      signature_ = signature(all);
     }
     exchange_.refresh();
   }

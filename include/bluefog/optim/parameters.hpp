@@ -100,5 +100,18 @@ constexpr void refuse_line_search() {
   return result;
 }
 
+/// \return whether `known` is the signature of `groups`: asked several times per step.
+[[nodiscard]] inline bool has_signature(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups,
+    const std::vector<std::pair<const void*, bool>>& known) {
+  auto next = known.begin();
+  for (const auto& group : groups)
+    for (const auto& each : group.params())
+      if (next == known.end() || next->first != each.unsafeGetTensorImpl() ||
+          next++->second != each.requires_grad())
+        return false;
+  return next == known.end();
+}
+
 }  // namespace detail
 }  // namespace bluefog::optim
