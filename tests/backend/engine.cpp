@@ -617,3 +617,46 @@ TEST_CASE("nothing is left of many operations", "[backend][engine]") {
   });
   CHECK(counted_owner::living() == before);
 }
+
+RANKS_TEST("a rank that takes no part is noticed by those that wait for it, who may give up",
+           "[backend][withdrawal]") {
+  if (comm.size() == 1 || !letter_backend<typename Comm::backend_type>) return;
+  for (int round = 0; round < 3; ++round) {
+    auto group = comm.duplicate();
+    if (comm.rank() == round % comm.size()) {
+      group.withdraw();
+    } else {
+      const auto all = std::make_shared<std::vector<double>>(static_cast<std::size_t>(comm.size()));
+      const auto started = group.start({.operation = "gathering"}, [&](auto context) {
+        return gather_equal(context, std::vector<double>{1.0}, all.get());
+      });
+      group.driver()->wait(*started, [&] { return group.lacks_rank(); });
+      group.give_up();
+      require(started->over(), "given up, and not over");
+      // By this rank, or by another one that this one has heard of.
+      require_throws<error>([&] { started->rethrow(); });
+    }
+    std::vector<int> sum{comm.rank()};
+    allreduce(comm, sum, sum, reduce_op::sum);  // the others' messages are not disturbed
+    require_equal(sum.front(), sum_of_ranks(comm.size()));
+    group.listen();
+    require(comm.rank() == round % comm.size() || group.will_lack_rank(), "not noticed");
+  }
+}
+
+RANKS_TEST("ranks that all withdraw from one operation go on with the next",
+           "[backend][withdrawal]") {
+  auto group = comm.duplicate();
+  for (int round = 0; round < 50; ++round) {
+    group.withdraw();
+    std::vector<int> sum{comm.rank()};
+    allreduce(comm, sum, sum, reduce_op::sum);  // when it is over, all have withdrawn
+    group.rejoin();
+    group.listen();
+    require(!group.will_lack_rank(), "what is over is over");
+    sum = {comm.rank()};
+    allreduce(group, sum, sum, reduce_op::sum);
+    require_equal(sum.front(), sum_of_ranks(comm.size()));
+    require(!group.lacks_rank(), "what is over is over");
+  }
+}
