@@ -63,6 +63,10 @@ endif()
 list(TRANSFORM _bluefog_shared REPLACE "(.+)" "${_bluefog_test_directory}/\\1.cpp")
 _bluefog_add_stand_in_test(nccl test_nccl ${_bluefog_own} ${_bluefog_shared})
 
+# That the script for a real device says what it would do.
+add_test(NAME gpu.dry_run COMMAND "${_bluefog_test_directory}/gpu.sh" --dry-run)
+set_tests_properties(gpu.dry_run PROPERTIES LABELS nccl TIMEOUT 30 PASS_REGULAR_EXPRESSION "digits +2 processes")
+
 if(BLUEFOG_WITH_TORCH)
   _bluefog_add_stand_in_test(nccl.tensors test_nccl_tensors "${_bluefog_test_directory}/nccl/tensors/tensors.cpp"
     "${_bluefog_test_directory}/nccl/tensors/devices.cpp")

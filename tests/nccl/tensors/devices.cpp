@@ -5,8 +5,12 @@
 #include <vector>
 
 #include <bluefog/communicator.hpp>
+#include <bluefog/neighbor.hpp>
+#include <bluefog/tensor.hpp>
 #include <bluefog/thread.hpp>
+#include <bluefog/topology.hpp>
 
+#include "gpu/program/mirror_backend.hpp"
 #include "gpu/tensors.hpp"
 #include "gpu/training.hpp"
 #include "nccl/support.hpp"
@@ -63,6 +67,14 @@ TEST_CASE("tensors of the host and of devices travel together", "[nccl][tensor]"
                            require(each.cpu().allclose(at::full(each.sizes(), 0.5, at::kFloat)));
                        },
                        {}) == "");
+}
+
+TEST_CASE("what is sent to a mirror comes back", "[nccl][tensor]") {
+  communicator<gpu::mirror_backend> comm;
+  const auto x = at::arange(6, at::kFloat).view({2, 3}).to(at::Device(at::kCUDA, 0));
+  CHECK(neighbor_allreduce(comm, x, topology::fully_connected(2)).cpu().equal(x.cpu()));
+  CHECK(allgather(comm, x.t()).cpu().equal(at::cat({x.t(), x.t()}).cpu()));
+  CHECK(stand_in::broken_rules() == "");
 }
 
 TEST_CASE("a tensor on another device than the communicator's is refused, with both",
