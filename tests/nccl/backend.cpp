@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
@@ -98,10 +99,11 @@ TEST_CASE("a failure that NCCL reports later reaches the waiting call, on every 
   for (const bool device : {false, true}) {
     stand_in::all_memory_is_device(device);
     std::atomic<int> told = 0;
+    std::barrier ready(2);
     const auto problem = run_nccl_ranks(
         2,
         [&](nccl_communicator& comm) {
-          barrier(comm);
+          ready.arrive_and_wait();
           if (comm.rank() == 0) stand_in::fail_communication(1, ncclSystemError);
           std::vector<float> x(8, 1);
           const auto text = require_throws<error>([&] {

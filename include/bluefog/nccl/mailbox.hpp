@@ -93,7 +93,7 @@ class mailbox {
     [[nodiscard]] bool is_due(std::chrono::milliseconds pause) {
       const auto now = clock::now();
       // Who has not asked for long has only begun to wait, for what will mostly come by itself.
-      if (now - asked_ > 4 * pause) next_ = now + pause;
+      if (now - asked_ > 50 * pause) next_ = now + pause;
       asked_ = now;
       if (now < next_) return false;
       next_ = now + pause;
