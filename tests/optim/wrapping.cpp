@@ -581,26 +581,34 @@ std::string steps_until_told(Optimizer& optimizer, mlp& net, int rank) {
   return "nothing";
 }
 
-/// Ranks that are threads, one of which changes what learns.
+/// What one rank does that the others do not.
+enum class change { freezes, freezes_another, adds };
+
+/// One rank changes what travels.
 template <class Comm>
 void tell_all_ranks(Comm& comm) {
   const int n = comm.size();
   if (n == 1 || !letter_backend<typename Comm::backend_type>) return;
   for (const int odd : {0, n - 1})
     for (int kind = 0; kind < averaging_kinds; ++kind)
-      for (const bool alone : {true, false}) {
+      for (const auto what : {change::freezes, change::freezes_another, change::adds}) {
         mlp net = make_mlp(comm.rank());
         std::string text;
         with_averaging(kind, net, comm, [&](auto& optimizer) {
           for (int step = 0; step < 2; ++step) train(optimizer, net, comm.rank(), step);
-          if (comm.rank() == odd)
+          if (what == change::adds && comm.rank() == odd)
+            optimizer.add_param_group(
+                torch::optim::OptimizerParamGroup(std::vector<at::Tensor>{net->last->bias}));
+          else if (comm.rank() == odd)
             net->second->bias.requires_grad_(false);
-          else if (!alone)
+          else if (what == change::freezes_another)
             net->first->bias.requires_grad_(false);  // as long
           text = steps_until_told(optimizer, net, comm.rank());
         });
         require_contains(text, ": ranks differ: ");
-        require_contains(text, alone ? "\"second.bias\"" : "\"first.bias\"");
+        require_contains(text, what == change::adds      ? "\"last.bias\""
+                               : what == change::freezes ? "\"second.bias\""
+                                                         : "\"first.bias\"");
         require_contains(text, "rank 0");
         for (auto& each : net->parameters()) each.requires_grad_(true);
         with_averaging(kind, net, comm, [&](auto& optimizer) {  // made anew, training goes on

@@ -61,7 +61,8 @@ class averaging final : public gradient_listener {
   /// Takes the optimizer's parameters as they are now into the arena and watches them.
   void adopt(const groups& all, const torch::nn::Module& module,
              const std::shared_ptr<averaging>& self) {
-    names_ = named_parameters(all, module);
+    known_ = parameters_of(module);
+    names_ = named_parameters(all, known_);
     if (plan_.buffers == buffer_policy::average) buffers_ = module_buffers(module);
     rebuild(all, self);
     group_.adopt(arena_and_buffers{arena_, buffers_.list()});
@@ -74,7 +75,7 @@ class averaging final : public gradient_listener {
   void refresh(const groups& all, const std::shared_ptr<averaging>& self) {
     if (mixer_.started() || inside_) return;
     if (!has_signature(all, signature_)) {
-      for (const auto& added : named_parameters(all, torch::nn::Module()))
+      for (const auto& added : named_parameters(all, known_))
         if (arena_.index_of(added.tensor) == arena_.size()) names_.push_back(added);
       rebuild(all, self);
     } else {
@@ -269,6 +270,7 @@ class averaging final : public gradient_listener {
   bool by_forwards_ = false;  // from the first call of forward() on
   bool any_pass_ = false;
   bool pass_since_step_ = false;
+  std::vector<named_tensor> known_;  // the module's, for the names of parameters added later
   std::vector<named_tensor> names_;
   std::vector<std::pair<const void*, bool>> signature_;
   std::vector<std::pair<std::size_t, std::int64_t>> versions_;  // of parameters when they were sent

@@ -28,7 +28,7 @@ class flat_parameters {
 
   flat_parameters() = default;
   flat_parameters(const groups& all, const torch::nn::Module& module)
-      : names_(named_parameters(all, module)) {
+      : known_(parameters_of(module)) {
     rebuild(all);
   }
 
@@ -46,11 +46,6 @@ class flat_parameters {
       arena_.reattach();
       return;
     }
-    auto now = named_parameters(all, torch::nn::Module());
-    for (named_tensor& each : now)
-      for (const named_tensor& known : names_)
-        if (known.tensor.is_same(each.tensor)) each.name = known.name;
-    names_ = std::move(now);
     rebuild(all);
   }
 
@@ -94,10 +89,10 @@ class flat_parameters {
   void rebuild(const groups& all) {
     const c10::AutoGradMode no_grad(false);
     std::vector<named_tensor> learning;
-    for (const named_tensor& each : names_)
-      if (each.tensor.requires_grad()) learning.push_back(each);
+    for (named_tensor& each : named_parameters(all, known_))
+      if (each.tensor.requires_grad()) learning.push_back(std::move(each));
     const flat_parameters before = std::move(*this);
-    names_ = before.names_;
+    known_ = before.known_;
     arena_ = parameter_arena(learning);
     values_.clear();
     for (std::size_t i = 0; i < arena_.size(); ++i)
@@ -113,7 +108,7 @@ class flat_parameters {
     }
   }
 
-  std::vector<named_tensor> names_;
+  std::vector<named_tensor> known_;  // the module's, for names
   std::vector<std::pair<const void*, bool>> signature_;
   parameter_arena arena_;  // of those that learn
   flat_tensors values_;

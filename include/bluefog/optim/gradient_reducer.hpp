@@ -53,9 +53,9 @@ class gradient_reducer final : public gradient_listener {
   /// Takes the optimizer's parameters as they are now. Collective.
   void adopt(const groups& all, const torch::nn::Module& module,
              const std::shared_ptr<gradient_reducer>& self) {
-    for (const auto& item : module.named_parameters()) known_.push_back({item.key(), item.value()});
+    known_ = parameters_of(module);
     if (options_.buffers == buffer_policy::average) buffers_ = module_buffers(module);
-    exchange_.adopt(named_parameters(all, module), self);
+    exchange_.adopt(named_parameters(all, known_), self);
     expect_equal_parameters(name, comm(), named_list{buffers_.list()});
     expect_travelling(name, named_list{buffers_.list()}, /*frozen_too=*/true);
     signature_ = signature(all);
@@ -64,11 +64,9 @@ class gradient_reducer final : public gradient_listener {
   /// Between steps: takes in parameters that were added, frozen or unfrozen.
   void refresh(const groups& all) {
     if (!has_signature(all, signature_)) {
-      for (auto& each : named_parameters(all, torch::nn::Module())) {
+      for (auto& each : named_parameters(all, known_)) {
         const auto same = [&](const at::Tensor& other) { return other.is_same(each.tensor); };
         if (std::ranges::any_of(exchange_.parameters(), same, &named_tensor::tensor)) continue;
-        const auto known = std::ranges::find_if(known_, same, &named_tensor::tensor);
-        if (known != known_.end()) each.name = known->name;
         exchange_.add(std::move(each));
       }
       signature_ = signature(all);

@@ -69,23 +69,26 @@ constexpr void refuse_line_search() {
   return closure();
 }
 
-/// The parameters of all groups, each once, with their names in `module`.
+/// The parameters of a module with their names.
+[[nodiscard]] inline std::vector<named_tensor> parameters_of(const torch::nn::Module& module) {
+  std::vector<named_tensor> result;
+  for (const auto& item : module.named_parameters()) result.push_back({item.key(), item.value()});
+  return result;
+}
+
+/// The parameters of all groups, each once, with the names that are known.
 [[nodiscard]] inline std::vector<named_tensor> named_parameters(
-    const std::vector<torch::optim::OptimizerParamGroup>& groups, const torch::nn::Module& module) {
-  const auto known = module.named_parameters();
+    const std::vector<torch::optim::OptimizerParamGroup>& groups,
+    const std::vector<named_tensor>& known) {
   std::vector<named_tensor> result;
   for (std::size_t group = 0; group < groups.size(); ++group)
     for (std::size_t i = 0; i < groups[group].params().size(); ++i) {
       const at::Tensor& tensor = groups[group].params()[i];
       const auto same = [&](const at::Tensor& other) { return other.is_same(tensor); };
       if (std::ranges::any_of(result, same, &named_tensor::tensor)) continue;  // tied weights
-      std::string name = concat("group ", group, " parameter ", i);
-      for (const auto& item : known)
-        if (same(item.value())) {
-          name = item.key();
-          break;
-        }
-      result.push_back({std::move(name), tensor});
+      const auto found = std::ranges::find_if(known, same, &named_tensor::tensor);
+      result.push_back(
+          {found != known.end() ? found->name : concat("group ", group, " parameter ", i), tensor});
     }
   return result;
 }
