@@ -41,7 +41,7 @@ function(_bluefog_add_stand_in_test name executable)
   add_executable(${executable} ${ARGN})
   target_link_libraries(${executable} PRIVATE bluefog_nccl_stand_in bluefog_warnings)
   target_compile_options(${executable} PRIVATE $<$<CONFIG:Release>:-O1>)
-  _bluefog_timeout(seconds 120)
+  _bluefog_timeout(seconds 240)
   # NCCL matches messages by their order alone, that of pairs included, and does not know how long
   # they are; nccl/errors.cpp says what happens instead.
   add_test(NAME ${name} COMMAND ${executable} "[nccl]~[unordered]~[stray]" ${BLUEFOG_CATCH_ARGUMENTS})

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors in host memory on an NCCL communicator, which are staged; over the stand-in.
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -70,5 +71,54 @@ TEST_CASE("an optimizer averages parameters in host memory over NCCL", "[nccl][o
           optimizer.forward(model, at::ones({1, 2})).sum().backward();
           optimizer.step();
           require(model->weight.allclose(at::full({1, 2}, 0.5)), "the mean of the ranks");
+        }) == "");
+}
+
+namespace {
+
+/// Two parameters of one size, which messages cannot tell apart.
+struct pair_of_parameters : torch::nn::Module {
+  pair_of_parameters()
+      : first(register_parameter("first", torch::zeros({3}, at::kDouble))),
+        second(register_parameter("second", torch::zeros({3}, at::kDouble))) {}
+  at::Tensor forward() { return (first + second).sum(); }
+  at::Tensor first, second;
+};
+
+}  // namespace
+
+TEST_CASE("what one rank freezes is an error on all ranks over NCCL too, which then go on",
+          "[nccl][optim]") {
+  CHECK(on_ranks(3, [](nccl_communicator& comm) {
+          auto net = std::make_shared<pair_of_parameters>();
+          optim::adapt_then_combine optimizer(torch::optim::SGD(net->parameters(), 0.1), *net, comm,
+                                              topology::ring(comm.size()));
+          const auto step = [&] {
+            optimizer.zero_grad();
+            optimizer.forward(*net).backward();
+            optimizer.step();
+          };
+          step();
+          if (comm.rank() == 2) net->first.requires_grad_(false);
+          require_contains(require_throws<mismatch_error>(step), "\"first\"");
+          net->first.requires_grad_(false);
+          optimizer.reset_passes();
+          step();
+          require(allreduce(comm, net->second.detach()).allclose(net->second), "ranks are equal");
+        }) == "");
+}
+
+TEST_CASE("a rank without batches answers with zeros over NCCL too", "[nccl][optim]") {
+  CHECK(on_ranks(3, [](nccl_communicator& comm) {
+          auto net = std::make_shared<pair_of_parameters>();
+          optim::gradient_allreduce optimizer(torch::optim::SGD(net->parameters(), 3.0), *net,
+                                              comm);
+          for (int batch = 0; batch <= comm.rank(); ++batch) {
+            optimizer.zero_grad();
+            net->forward().backward();
+            optimizer.step();
+          }
+          require_equal(optimizer.join(), 2);
+          require(net->first.allclose(at::full({3}, -6.0, at::kDouble)), "3, 2 and 1 gradients");
         }) == "");
 }
