@@ -52,18 +52,20 @@ class variable {
 TEST_CASE("the environment is read as it is", "[core][settings]") {
   const variable check("BLUEFOG_CHECK", "1"), timeout("BLUEFOG_TIMEOUT", "2.5"),
       stall("BLUEFOG_STALL_WARNING", "1e-3"), machine("BLUEFOG_NODES_PER_MACHINE", "3"),
-      level("BLUEFOG_LOG_LEVEL", "debug");
+      level("BLUEFOG_LOG_LEVEL", "debug"), host("BLUEFOG_OPS_ON_CPU", "1");
   const auto values = settings::from_environment();
   CHECK(values.check);
   CHECK(values.timeout == 2500ms);
   CHECK(values.stall_warning == 1ms);
   CHECK(values.nodes_per_machine == 3);
+  CHECK(values.ops_on_cpu);
   CHECK(values.level == bluefog::log_level::debug);
   const auto text = values.to_string();
   CHECK(text.find("BLUEFOG_CHECK=1\n") != std::string::npos);
   CHECK(text.find("BLUEFOG_TIMEOUT=2.5\n") != std::string::npos);
   CHECK(text.find("BLUEFOG_NODES_PER_MACHINE=3\n") != std::string::npos);
   CHECK(text.find("BLUEFOG_LOG_LEVEL=debug\n") != std::string::npos);
+  CHECK(text.find("BLUEFOG_OPS_ON_CPU=1\n") != std::string::npos);
 }
 
 TEST_CASE("the effective values name every variable of the table", "[core][settings]") {

@@ -22,7 +22,7 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include "nccl_stand_in/stand_in.hpp"
+#include "support/nccl_stand_in/stand_in.hpp"
 
 /// CUDA tensors without a GPU: libtorch's CPU build sees the stand-in's devices as its CUDA
 /// devices.
