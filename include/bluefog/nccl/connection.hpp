@@ -150,9 +150,7 @@ class connection {
   [[nodiscard]] mailbox& letters() noexcept { return letters_; }
 
   /// \return whether the stream still has something to do.
-  [[nodiscard]] bool is_working() const noexcept {
-    return cudaStreamQuery(stream()) == cudaErrorNotReady;
-  }
+  [[nodiscard]] bool is_working() const noexcept { return is_not_ready(cudaStreamQuery(stream())); }
 
   /// Makes what the stream is given from now on wait for `event`.
   void follow(cudaEvent_t event) {

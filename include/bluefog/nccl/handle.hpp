@@ -39,10 +39,20 @@ using unique_event = unique_handle<event_traits>;
   return event;
 }
 
+/// \return whether the answer to a query is "not yet", and no error. CUDA notes that as the
+/// thread's
+///         last error all the same, which others, libtorch for one, would take for that of their
+///         next kernel.
+[[nodiscard]] inline bool is_not_ready(cudaError_t answer) noexcept {
+  if (answer != cudaErrorNotReady) return false;
+  static_cast<void>(cudaGetLastError());
+  return true;
+}
+
 /// \return whether everything before the event is over.
 [[nodiscard]] inline bool is_over(cudaEvent_t event) {
   const cudaError_t code = cudaEventQuery(event);
-  if (code == cudaErrorNotReady) return false;
+  if (is_not_ready(code)) return false;
   check(code, "cudaEventQuery");
   return true;
 }

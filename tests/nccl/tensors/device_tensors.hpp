@@ -71,6 +71,10 @@ struct guard final : c10::impl::DeviceGuardImplInterface {
     return device.has_index() ? device.index() : now;
   }
 
+  static bool yes(cudaError_t answer) {
+    return answer == cudaSuccess || (cudaGetLastError(), false);
+  }
+
   c10::DeviceType type() const override { return c10::kCUDA; }
   c10::Device getDevice() const override { return cuda(index_of(c10::Device(c10::kCUDA))); }
   c10::Device exchangeDevice(c10::Device to) const override {
@@ -118,7 +122,7 @@ struct guard final : c10::impl::DeviceGuardImplInterface {
     cudaStreamWaitEvent(handle_of(stream), static_cast<cudaEvent_t>(event), 0);
   }
   bool queryEvent(void* event) const override {
-    return event == nullptr || cudaEventQuery(static_cast<cudaEvent_t>(event)) == cudaSuccess;
+    return event == nullptr || yes(cudaEventQuery(static_cast<cudaEvent_t>(event)));
   }
   void synchronizeEvent(void* event) const override {
     wait_until([&] { return queryEvent(event); });
@@ -128,7 +132,7 @@ struct guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const c10::Stream& stream) const override {
     const device_switch there(stream.device_index());
-    return stream.id() == 0 || cudaStreamQuery(handle_of(stream)) == cudaSuccess;
+    return stream.id() == 0 || yes(cudaStreamQuery(handle_of(stream)));
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     wait_until([&] { return queryStream(stream); });
@@ -240,6 +244,8 @@ inline at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blockin
   const auto device = to.is_cpu() ? from.device() : to.device();
   const auto stream = current_stream(device);
   const device_switch there(device.index());
+  if (cudaGetLastError() != cudaSuccess)
+    stand_in::broke("an earlier answer is taken for the error of libtorch's kernel");
   const auto work = [target = on_host(to), source = on_host(from.expand(to.sizes()))] {
     const at::AutoDispatchBelowADInplaceOrView below;
     target.copy_(source);

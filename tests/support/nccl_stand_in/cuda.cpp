@@ -256,6 +256,9 @@ std::shared_ptr<stream> stream_of(void* handle, const char* call) {
   return found->second;
 }
 
+// "Not yet" counts as an error here, as with CUDA itself.
+static thread_local cudaError_t last_error = cudaSuccess;
+
 // The default stream does everything at once.
 static cudaError_t give(cudaStream_t handle, const char* call, std::function<void()> work) {
   if (handle == nullptr) return work(), cudaSuccess;
@@ -278,7 +281,7 @@ const char* cudaGetErrorString(cudaError_t) {
   return "an error of the stand-in";
 }
 cudaError_t cudaGetLastError() {
-  return cudaSuccess;
+  return std::exchange(last_error, cudaSuccess);
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
@@ -356,7 +359,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
   const auto of = stream_of(handle, "cudaStreamQuery");
   if (!of) return cudaErrorInvalidResourceHandle;
-  return of->idle() ? cudaSuccess : cudaErrorNotReady;
+  return of->idle() ? cudaSuccess : last_error = cudaErrorNotReady;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t of, unsigned) {
   if (const auto code = failure("cudaStreamWaitEvent"); code != cudaSuccess) return code;
@@ -416,7 +419,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
   const auto it = event_of(handle, "cudaEventQuery");
   if (!it) return cudaErrorInvalidResourceHandle;
   const std::scoped_lock lock(it->mutex);
-  return it->over >= it->recorded ? cudaSuccess : cudaErrorNotReady;
+  return it->over >= it->recorded ? cudaSuccess : last_error = cudaErrorNotReady;
 }
 
 cudaError_t cudaMemcpyAsync(void* out, const void* in, std::size_t bytes, cudaMemcpyKind,
