@@ -624,6 +624,25 @@ RANKS_TEST("ranks that average different parameters of one size are told, all of
   tell_all_ranks(comm);
 }
 
+RANKS_TEST("where ranks differ, adapt_then_combine has adapted on all of them and combined on none",
+           "[optim][frozen]") {
+  if (comm.size() == 1 || !letter_backend<typename std::decay_t<decltype(comm)>::backend_type>)
+    return;
+  mlp net = make_mlp(comm.rank());
+  adapt_then_combine optimizer(SGD(net->parameters(), SGDOptions(0.1)), net, comm,
+                               topology::fully_connected(comm.size()), {.bucket_bytes = 300});
+  train(optimizer, net, comm.rank(), 0);
+  if (comm.rank() == 0) net->second->bias.requires_grad_(false);
+  optimizer.zero_grad();
+  loss_in_step(1)(net, comm.rank()).backward();
+  std::vector<at::Tensor> adapted;
+  for (const auto& each : net->parameters())
+    adapted.push_back(each.grad().defined() ? (each - 0.1 * each.grad()).detach() : each.clone());
+  require_throws<mismatch_error>([&] { optimizer.step(); });
+  for (std::size_t i = 0; i < adapted.size(); ++i)
+    require_close(net->parameters()[i], adapted[i], 1e-14);
+}
+
 TEST_CASE("in check mode too, ranks that average different parameters are told (threads)",
           "[optim][frozen][thread]") {
   run_threads(3, [](auto& comm) { tell_all_ranks(comm); }, {.check = true});

@@ -9,6 +9,7 @@
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
+#include <bluefog/core/error.hpp>
 #include <bluefog/optim/averaging_optimizer.hpp>
 #include <bluefog/optim/averaging_plan.hpp>
 #include <bluefog/optim/mixer.hpp>
@@ -80,7 +81,12 @@ class adapt_then_combine : public detail::averaging_optimizer<Inner, Backend, To
     auto& groups = this->param_groups();
     const auto ranges = this->shared().ranges();
     detail::partial_step parts(groups, arena, ranges);
-    this->shared().begin();
+    try {
+      this->shared().begin();
+    } catch (const mismatch_error&) {  // on every rank: adapted on all, combined on none
+      Inner::step();
+      throw;
+    }
     try {
       for (std::size_t i = 0; i < ranges.size(); ++i) {
         {
