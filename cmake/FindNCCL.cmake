@@ -7,9 +7,9 @@ Finds NCCL and what the library needs of the CUDA toolkit beside it, and makes t
 ``NCCL::nccl``: NCCL, the CUDA runtime and NVRTC. Needs neither a GPU nor a CUDA compiler.
 
 NCCL's own package configuration is taken where there is one; else the header and the library are
-looked for in ``NCCL_ROOT`` or ``NCCL_HOME`` (CMake variable or environment), in the toolkit, and where
-CMake looks anyway. The version is read from ``nccl.h``. The toolkit is CMake's ``CUDAToolkit``
-(hint: ``CUDAToolkit_ROOT``).
+looked for in ``NCCL_ROOT`` or ``NCCL_HOME`` (CMake variable or environment), which may be a Python
+wheel's ``nvidia/nccl``, in the toolkit, and where CMake looks anyway. The version is read from
+``nccl.h``. The toolkit is CMake's ``CUDAToolkit`` (hint: ``CUDAToolkit_ROOT``).
 
 Sets ``NCCL_FOUND``, ``NCCL_VERSION``, ``NCCL_INCLUDE_DIR``, ``NCCL_LIBRARY``, and, where something is
 missing, ``NCCL_REASON``: one sentence that names it.
@@ -32,7 +32,7 @@ if(NOT TARGET NCCL::nccl)
     set(_nccl_places ${NCCL_ROOT} ${NCCL_HOME} $ENV{NCCL_ROOT} $ENV{NCCL_HOME})
     find_path(NCCL_INCLUDE_DIR nccl.h
       HINTS ${_nccl_places} ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
-    find_library(NCCL_LIBRARY nccl
+    find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 NAMES_PER_DIR  # the latter is all that a wheel has
       HINTS ${_nccl_places} ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
     mark_as_advanced(NCCL_INCLUDE_DIR NCCL_LIBRARY)
   endif()
@@ -79,5 +79,11 @@ else()
   get_target_property(_nccl_links NCCL::nccl INTERFACE_LINK_LIBRARIES)
   if(NOT "CUDA::nvrtc" IN_LIST _nccl_links)
     set_property(TARGET NCCL::nccl APPEND PROPERTY INTERFACE_LINK_LIBRARIES CUDA::cudart CUDA::nvrtc)
+    # Where CUDA 13 has what nccl.h includes in the end, <nv/target>; older CMakes do not look there.
+    foreach(folder IN LISTS CUDAToolkit_INCLUDE_DIRS)
+      if(IS_DIRECTORY "${folder}/cccl")
+        set_property(TARGET NCCL::nccl APPEND PROPERTY INTERFACE_INCLUDE_DIRECTORIES "${folder}/cccl")
+      endif()
+    endforeach()
   endif()
 endif()

@@ -3,15 +3,18 @@
 #
 # Checks the NCCL backend, and CUDA tensors, on a machine with one NVIDIA GPU, in one go.
 #
-#   tests/gpu.sh [--dry-run] [--build DIR] [--digits DIR]
+#   tests/gpu.sh [--dry-run] [--build DIR] [--digits DIR] [--logs DIR] [--limit SECONDS]
 #
 #   --dry-run     list the checks, and which of them this machine would skip, and why; run nothing
 #   --build DIR   where to build (default: a new temporary directory, removed at the end)
 #   --digits DIR  where MNIST's files are (default: .data/mnist, where examples/quickstart.sh puts them)
+#   --logs DIR    where to leave everything that the compiler and the programs said (default: nowhere)
+#   --limit SECONDS  when to end what runs, and to skip the rest (default: 540)
 #
 # Needs CUDA's toolkit (12.8 or later), NCCL (2.18 or later), CMake, a C++20 compiler and a GPU; for what
 # concerns tensors a CUDA build of libtorch (Torch_DIR, .venv or python3's); neither MPI, Catch2 nor a
-# network. Two processes share the GPU, which NCCL accepts if each says
+# network. NCCL is taken from the wheel that libtorch's own wheel brings, if it does, since one process
+# loads one NCCL (NCCL_ROOT names another). Two processes share the GPU, which NCCL accepts if each says
 # that it is on a host of its own (NCCL_HOSTID): right for correctness, useless for speed, so no
 # communication is timed. Prints a table, then the same as JSON, and ends with a verdict; the exit
 # status is 0 if nothing failed and something ran.
@@ -21,12 +24,16 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 dry_run=false
 build=""
+logs=""
+limit=540
 digits="$root/.data/mnist"
 while [ $# -gt 0 ]; do
   case "$1" in
     --dry-run) dry_run=true ;;
     --build) build="${2:?--build needs a directory}" && shift ;;
     --digits) digits="${2:?--digits needs a directory}" && shift ;;
+    --logs) logs="${2:?--logs needs a directory}" && shift ;;
+    --limit) limit="${2:?--limit needs seconds}" && shift ;;
     --help | -h)
       sed -n '/^# Checks/,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
       exit 0
@@ -39,11 +46,12 @@ done
 lacking=""
 command -v cmake >/dev/null || lacking="no cmake"
 { command -v c++ || command -v g++; } >/dev/null || lacking="no C++ compiler"
-gpu="$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1)" || gpu=""
+gpu="$(timeout 30 nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1)" || gpu=""
 [ -n "$gpu" ] || no_gpu="no NVIDIA GPU (nvidia-smi finds none)"
 
 torch="${Torch_DIR:-}"
-for each in "$root"/.venv/lib/python3*/site-packages/torch "$(python3 -c 'import importlib.util, os
+torch="${torch%/share/cmake/Torch}"
+for each in "$root"/.venv/lib/python3*/site-packages/torch "$(timeout 30 python3 -c 'import importlib.util, os
 spec = importlib.util.find_spec("torch")
 print(os.path.dirname(spec.origin) if spec and spec.origin else "")' 2>/dev/null)"; do
   [ -n "$torch" ] || [ ! -e "$each/lib/libtorch_cuda.so" ] || torch="$each"
@@ -51,6 +59,10 @@ done
 [ -e "$torch/lib/libtorch_cuda.so" ] || no_torch="no CUDA build of libtorch (Torch_DIR names its folder)"
 [ -e "$digits/train-images-idx3-ubyte" ] || no_digits="no digits in $digits (--digits names their folder)"
 with_tensors="${lacking:-${no_torch:-}}"
+nccl="${NCCL_ROOT:-${NCCL_HOME:-}}"
+if [ -z "$nccl$with_tensors" ] && [ -e "$torch/../nvidia/nccl/include/nccl.h" ]; then
+  nccl="$(cd "$torch/../nvidia/nccl" && pwd -P)"
+fi
 
 # NAME | what makes this machine skip it | what it does
 checks=(
@@ -76,21 +88,53 @@ fi
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 [ -n "$build" ] || build="$work/build"
+[ -n "$logs" ] || logs="$work/logs"
+mkdir -p "$logs" || exit 2
 log="$work/lines"
 : >"$log"
 
+# The same for all processes: no device but the GPU, no network but the host itself.
+export BLUEFOG_ALLOW_SHARED_DEVICE=1 BLUEFOG_TIMEOUT="${BLUEFOG_TIMEOUT:-60}" BLUEFOG_GPU_PROGRESS=1
+export NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 NCCL_MAX_CTAS=2 NCCL_PROTO=Simple
+export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" OMP_NUM_THREADS=2
+unset LOCAL_RANK CUDA_LAUNCH_BLOCKING
+
+left() { echo $((limit > SECONDS ? limit - SECONDS : 1)); }
+# within SECONDS COMMAND...: no longer than that, nor than there is time left.
+within() {
+  local most="$1" rest
+  shift
+  rest="$(left)"
+  timeout -k 10 "$((most < rest ? most : rest))" "$@"
+}
+
+configure() {
+  local generator=() toolkit=()
+  # What a toolkit without NVRTC lacks is among libtorch's wheels.
+  local nvcc each
+  nvcc="$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")"
+  for each in "$torch"/../nvidia/cu1[3-9]; do
+    [ ! -e "${nvcc%/bin/nvcc}/include/nvrtc.h" ] && [ -e "$each/include/nvrtc.h" ] &&
+      toolkit=("-DCUDA_nvrtc_LIBRARY=$(compgen -G "$each/lib/libnvrtc.so.*" | head -1)"
+        "-DCMAKE_CXX_FLAGS=-idirafter $each/include")
+  done
+  if command -v ninja >/dev/null; then generator=(-G Ninja); fi
+  within 100 cmake -S "$root/tests/gpu/program" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
+    -DBLUEFOG_GPU_TENSORS="$1" -DTorch_DIR="$torch" "${toolkit[@]}" ${nccl:+"-DNCCL_ROOT=$nccl"} >>"$logs/build" 2>&1
+}
+
 # Both programs at once: the machine may have cores for both.
+compiled=false
 compile() {
-  [ ! -e "$work/out" ] || return 0
-  local generator=() keep_going=(-k) tensors=OFF
-  if command -v ninja >/dev/null; then
-    generator=(-G Ninja)
-    keep_going=(-k 0)
-  fi
+  if $compiled; then return; fi
+  compiled=true
+  local keep_going=(-k) tensors=OFF
+  if command -v ninja >/dev/null; then keep_going=(-k 0); fi
   [ -n "$with_tensors" ] || tensors=ON
-  timeout 100 cmake -S "$root/tests/gpu/program" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
-    -DBLUEFOG_GPU_TENSORS="$tensors" -DTorch_DIR="$torch" >"$work/out" 2>&1 &&
-    timeout 300 cmake --build "$build" --parallel 2 -- "${keep_going[@]}" >>"$work/out" 2>&1
+  : >"$logs/build"
+  configure "$tensors" || { [ "$tensors" = ON ] && rm -rf "$build/CMakeCache.txt" && configure OFF; } || return 0
+  within 300 cmake --build "$build" --parallel 2 -- "${keep_going[@]}" >>"$logs/build" 2>&1 ||
+    echo "Error: the build ended with status $?" >>"$logs/build"
 }
 
 check_program() {
@@ -98,7 +142,7 @@ check_program() {
   if [ -x "$build/$2" ]; then
     echo "pass $1" >>"$log"
   else
-    grep -E -A3 'error|Error' "$work/out" | head -40 >&2
+    grep -E -A3 'error|Error|undefined reference|cannot find' "$logs/build" | head -40 >&2
     echo "fail $1: see above" >>"$log"
   fi
 }
@@ -107,21 +151,23 @@ check_build_tensors() { check_program build_tensors bluefog_gpu_tensors; }
 
 # in_pair PROGRAM CHECK [ARGUMENT...]: two processes on the one GPU.
 in_pair() {
-  local rank pids=() failed=0 program="$1" name="$2"
+  local rank pids=() failed=0 program="$1" name="$2" said="$logs/$1-$2"
   shift 2
   for rank in 0 1; do
-    BLUEFOG_ALLOW_SHARED_DEVICE=1 BLUEFOG_TIMEOUT=60 NCCL_HOSTID="h$rank" NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket \
-      NCCL_IB_DISABLE=1 NCCL_MAX_CTAS=2 NCCL_PROTO=Simple OMP_NUM_THREADS=2 \
-      timeout 240 "$build/$program" "$name" "$work/meeting_$program$name" "$rank" 2 "$@" >"$work/rank$rank" 2>&1 &
+    NCCL_HOSTID="h$rank" within 200 "$build/$program" "$name" "$work/meeting_$program$name" "$rank" 2 "$@" \
+      >"$said-$rank" 2>&1 &
     pids+=($!)
   done
   for rank in 0 1; do wait "${pids[$rank]}" || failed=$?; done
-  grep -E '^(pass|fail|figure) ' "$work/rank0" >>"$log"
-  grep -E '^fail ' "$work/rank1" >>"$log"
-  if [ "$failed" -ne 0 ] && ! grep -q '^fail ' "$work/rank0" "$work/rank1"; then
-    tail -20 "$work/rank0" "$work/rank1" >&2
-    echo "fail $name: a process ended with status $failed" >>"$log"
+  grep -E '^(pass|fail|figure) ' "$said-0" >>"$log"
+  grep -E '^fail ' "$said-1" >>"$log"
+  if [ "$failed" -ne 0 ] && ! grep -q '^fail ' "$said-0" "$said-1"; then
+    echo "fail $name: $(ended "$failed")" >>"$log"
   fi
+  [ "$failed" -eq 0 ] || tail -n 15 "$said-0" "$said-1" >&2
+}
+ended() {
+  if [ "$1" -eq 124 ] || [ "$1" -eq 137 ]; then echo "did not end in time"; else echo "ended with status $1"; fi
 }
 check_operations() { in_pair bluefog_gpu operations; }
 check_tensors() { in_pair bluefog_gpu_tensors operations; }
@@ -130,18 +176,19 @@ check_digits() { in_pair bluefog_gpu_tensors digits "$digits"; }
 
 # alone PROGRAM CHECK: one process.
 alone() {
-  local status=0
-  timeout 120 "$build/$1" "$2" >"$work/said" 2>&1 || status=$?
-  grep -E '^(pass|fail|figure) ' "$work/said" >>"$log"
-  if [ "$status" -ne 0 ] && ! grep -q '^fail ' "$work/said"; then
-    tail -20 "$work/said" >&2
-    echo "fail $2: the program ended with status $status" >>"$log"
+  local status=0 said="$logs/$1-$2"
+  within 120 "$build/$1" "$2" >"$said" 2>&1 || status=$?
+  grep -E '^(pass|fail|figure) ' "$said" >>"$log"
+  if [ "$status" -ne 0 ]; then
+    grep -q '^fail ' "$said" || echo "fail $2: $(ended "$status")" >>"$log"
+    tail -n 15 "$said" >&2
   fi
 }
 check_kernels() { alone bluefog_gpu kernels; }
 check_unscale() { alone bluefog_gpu_tensors unscale; }
 check_schedule() { alone bluefog_gpu_tensors schedule; }
 
+count() { grep -c "^$1 " "$log"; }
 for each in "${checks[@]}"; do
   IFS='|' read -r name skip _ <<<"$each"
   if [ -n "$skip" ]; then
@@ -150,13 +197,15 @@ for each in "${checks[@]}"; do
     echo "skip $name: the program was not built" >>"$log"
   elif [[ "$name" =~ ^(unscale|tensors|optimizers|digits|schedule)$ ]] && ! grep -qx 'pass build_tensors' "$log"; then
     echo "skip $name: the program was not built" >>"$log"
+  elif [ "$(left)" -lt 15 ]; then
+    echo "skip $name: no time is left of $limit s" >>"$log"
   else
-    echo "-- $name" >&2
+    echo "-- $name, after $SECONDS s" >&2
     "check_$name"
+    echo "   so far: $(count pass) passed, $(count fail) failed" >&2
   fi
 done
 
-count() { grep -c "^$1 " "$log"; }
 echo "On ${gpu:-no GPU}, $(date -u +%F):"
 sed -E 's/^(pass|fail|skip|figure) /\1\t/' "$log"
 echo

@@ -100,8 +100,8 @@ void check_floating(Comm& comm, std::string_view type, std::vector<finding>& fou
   using namespace bluefog;
   const auto add = [&](std::string_view name, std::size_t results, const auto& operation) {
     constexpr std::size_t count = 10007;
-    found.push_back({std::string(name) + ", " + std::string(type),
-                     compare<T>(comm, count, results == 0 ? count : results, operation)});
+    add_finding(found, std::string(name) + ", " + std::string(type),
+                [&] { return compare<T>(comm, count, results == 0 ? count : results, operation); });
   };
   add("neighbor_allreduce, one peer", 0, [](auto& c, auto in, auto out) {
     const auto rounds = topology::one_peer_exponential(c.size()).rounds(c.rank());
@@ -142,8 +142,8 @@ void check_any(Comm& comm, std::string_view type, std::vector<finding>& found) {
   constexpr std::size_t count = 10007;
   const auto n = static_cast<std::size_t>(comm.size());
   const auto add = [&](std::string_view name, std::size_t results, const auto& operation) {
-    found.push_back({std::string(name) + ", " + std::string(type),
-                     compare<T>(comm, count, results, operation)});
+    add_finding(found, std::string(name) + ", " + std::string(type),
+                [&] { return compare<T>(comm, count, results, operation); });
   };
   add("broadcast", count, [](auto& c, auto in, auto out) { broadcast(c, in, out, c.size() - 1); });
   add("allreduce, sum", count,

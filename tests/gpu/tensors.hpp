@@ -151,8 +151,8 @@ template <class Comm>
     const std::string kind = c10::toString(type);
     for (const auto& [name, arrange] : arrangements_of_matrices()) {
       const auto check = [&](const std::string& what, const auto& operation) {
-        found.push_back({what + ", " + kind + ", " + name,
-                         compare_tensors(comm, device, matrix, arrange, operation)});
+        add_finding(found, what + ", " + kind + ", " + name,
+                    [&] { return compare_tensors(comm, device, matrix, arrange, operation); });
       };
       visit_operations(check);
       visit_gathers(check);
@@ -160,8 +160,8 @@ template <class Comm>
   }
   const auto check = [&](const std::string& what, const auto& make) {
     visit_operations([&](const std::string& name, const auto& operation) {
-      found.push_back(
-          {name + ", " + what, compare_tensors(comm, device, make, as_it_is, operation)});
+      add_finding(found, name + ", " + what,
+                  [&] { return compare_tensors(comm, device, make, as_it_is, operation); });
     });
   };
   check("no elements", [](int rank) { return tensors{sample_tensor(rank, {0, 3}, at::kFloat)}; });
@@ -172,7 +172,8 @@ template <class Comm>
   });
   const auto matrix = [](int rank) { return tensors{sample_tensor(rank, {64, 33}, at::kFloat)}; };
   const auto add = [&](const std::string& what, const auto& operation) {
-    found.push_back({what, compare_tensors(comm, device, matrix, as_it_is, operation)});
+    add_finding(found, what,
+                [&] { return compare_tensors(comm, device, matrix, as_it_is, operation); });
   };
   add("in place", [](auto& c, tensors x) {
     neighbor_allreduce_(c, x[0], topology::fully_connected(c.size()));

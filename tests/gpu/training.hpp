@@ -182,6 +182,7 @@ template <class Comm>
 [[nodiscard]] std::vector<finding> check_training(Comm& comm, at::Device device) {
   std::vector<finding> found;
   visit_optimizers([&](const std::string& name, double tolerance, const auto& run) {
+    begin_check(name);
     found.push_back({name, ""});
     try {
       std::vector<std::vector<at::Tensor>> wanted(static_cast<std::size_t>(comm.size()));

@@ -97,6 +97,7 @@ int kernels() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // what was found remains, however this ends
   try {
     const std::vector<std::string_view> words(argv + 1, argv + argc);
     if (words.size() == 4 && words[0] == "operations")

@@ -193,6 +193,7 @@ int run(const std::vector<std::string_view>& words, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // what was found remains, however this ends
   try {
     const int failures = run({argv + 1, argv + argc}, argv);
     if (failures < 0) std::fprintf(stderr, "what to run is said at the top of tensors.cpp\n");
