@@ -212,7 +212,8 @@ class kernels {
     if (count == 0) return;
     constexpr unsigned threads = 256;
     constexpr std::int64_t elements_per_thread = 4;
-    constexpr std::int64_t blocks_per_processor = 16;
+    // Whole rounds, whether a processor holds 1, 2, 3, 4, 6 or 8 blocks at a time.
+    constexpr std::int64_t blocks_per_processor = 48;
     const auto blocks = std::min<std::int64_t>(
         (count + threads * elements_per_thread - 1) / (threads * elements_per_thread),
         blocks_per_processor * processors_);
