@@ -13,10 +13,10 @@ struct finding {
   std::string problem;
 };
 
-/// Says on stderr which check begins, if BLUEFOG_GPU_PROGRESS asks for that: the last line tells
+/// Says on stderr which check begins, if BLUEFOG_TEST_PROGRESS asks for that: the last line tells
 /// where a program has ended.
 inline void begin_check(const std::string& name) {
-  static const bool asked = std::getenv("BLUEFOG_GPU_PROGRESS") != nullptr;
+  static const bool asked = std::getenv("BLUEFOG_TEST_PROGRESS") != nullptr;
   if (asked) std::fprintf(stderr, "-- %s\n", name.c_str());
 }
 
