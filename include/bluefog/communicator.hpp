@@ -156,9 +156,12 @@ class communicator {
     return of(members, state_->shared_counters());
   }
 
-  /// Tells the other ranks that this one takes no part in operations from now on, where the
-  /// transport carries letters. A rank that waits for it can then find out by `lacks_rank`.
+  /// Tells the other ranks that this one takes no part in operations from now on, nor in those
+  /// that it knows another rank to be missing from, where the transport carries letters. A rank
+  /// that waits for it can then find out by `lacks_rank`.
   void withdraw() { state_->withdraw(); }
+  /// The next operation gets a number later. The same on every rank.
+  void pass() noexcept { state_->pass(); }
   /// After all ranks have withdrawn, each after the same operation: they go on. The same on every
   /// rank.
   void rejoin() { state_->rejoin(); }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Life with a wrapped optimizer: what users do to models and optimizers between steps.
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -207,6 +209,20 @@ RANKS_TEST("all parameters frozen at first, then all learning, counts from the f
   for (auto& each : net->parameters()) each.requires_grad_(true);
   train(optimizer, net, comm.rank(), 0);
   require_equal(optimizer.round(), std::int64_t{1});
+}
+
+RANKS_TEST("a rank that is late in steps in which nothing travels still knows which step it is at",
+           "[optim][frozen]") {
+  mlp net = make_mlp(comm.rank());
+  for (auto& each : net->parameters()) each.requires_grad_(false);
+  adapt_then_combine optimizer(sgd_of(net), net, comm);
+  for (int step = 0; step < 3; ++step) {
+    if (comm.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    optimizer.step();
+  }
+  for (auto& each : net->parameters()) each.requires_grad_(true);
+  train(optimizer, net, comm.rank(), 3);
+  require_equal(optimizer.round(), std::int64_t{4});
 }
 
 namespace {

@@ -98,13 +98,18 @@ class communicator_state final : public lane {
     return ranks;
   }
 
-  /// Takes no part in the next operation and those after it, and tells the other ranks.
+  /// Takes no part in the next operation and those after it, nor in those that another rank has
+  /// withdrawn from, and tells the other ranks.
   void withdraw() {
     const std::scoped_lock lock(letters_);
-    if constexpr (letter_backend<Backend>)
+    if constexpr (letter_backend<Backend>) {
+      const std::uint64_t first = std::min(next_number_, withdrawn_.load());
       for (int peer = 0; peer < transport_.size(); ++peer)
-        if (peer != transport_.rank()) transport_.post(peer, withdrawal | next_number_);
+        if (peer != transport_.rank()) transport_.post(peer, withdrawal | first);
+    }
   }
+  /// The next operation gets a number later.
+  void pass() noexcept { ++next_number_; }
   /// After all ranks have withdrawn from the same operation: they go on with the one after it.
   void rejoin() {
     rejoined_ = ++next_number_;

@@ -63,9 +63,13 @@ class mailbox {
     return next;
   }
 
-  /// Tells all ranks that this one has ended the communicator.
+  /// Tells all ranks that this one has ended the communicator. Letters that have been posted by now
+  /// are collected next: one of them may say why.
   void tell_end(std::string_view reason) noexcept {
-    speak([&] { words_->put(ended_ + own_, std::string(reason)); });
+    speak([&] {
+      words_->put(ended_ + own_, std::string(reason));
+      read();
+    });
   }
 
   /// \return which rank has ended the communicator, and why, if one has. Letters that it may have

@@ -33,8 +33,10 @@ namespace bluefog::optim {
 ///
 /// Parameters may be added, frozen and unfrozen on all ranks alike, before the same communication.
 /// Where ranks differ in that, that communication is a mismatch_error which names the parameter, on
-/// every rank; on one that none of those ranks sends to, perhaps a later communication is. Make the
-/// wrapper anew then. Noticing it costs no message while nothing changes.
+/// every rank; on one that none of those ranks sends to, perhaps a later communication is. One that
+/// waits elsewhere first, as in an allreduce of the program's own, does not hear of it: waits then
+/// end with a timeout_error. Make the wrapper anew. Noticing it costs no message while nothing
+/// changes.
 ///
 /// \tparam Inner     the user's optimizer, moved in; not LBFGS.
 /// \tparam Topology  a graph or schedule of the communicator's ranks (or of its machines, for

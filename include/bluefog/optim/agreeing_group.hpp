@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
@@ -51,20 +54,23 @@ class agreeing_group {
   template <parameter_list List>
   void agree(const List& parameters) {
     if (comm_.size() == 1) return;
-    auto now = signature_of(parameters);
-    if (now != known_) {
+    if (const auto difference = std::exchange(untold_, nullptr)) std::rethrow_exception(difference);
+    if (!is_known(parameters)) {
       auto lines = describe_parameters(parameters);
       if (lines != lines_) {
-        comm_.withdraw();
         compare(lines);
         comm_.rejoin();
         lines_ = std::move(lines);
       }
-      known_ = std::move(now);
+      known_ = signature_of(parameters);
     }
     comm_.listen();
     if (comm_.will_lack_rank()) compare(lines_);
   }
+
+  /// A communication begins, which has a number of its own even if nothing travels in it: otherwise
+  /// a rank that is ahead would seem to withdraw from one that the others have yet to make.
+  void begin() { comm_.pass(); }
 
   /// Waits for an operation on `comm()`.
   /// \throws what it failed with; mismatch_error, on every rank, if one of them waits in vain for a
@@ -77,6 +83,16 @@ class agreeing_group {
       comm_.listen();
       if (comm_.lacks_rank()) compare(lines_);
       throw;
+    }
+  }
+  /// Waits for an operation whose outcome nobody wants. What ranks have found out meanwhile, the
+  /// next `agree` throws.
+  void forget(transfer& started) noexcept {
+    const int before = differences_;
+    try {
+      wait(started);
+    } catch (const std::exception&) {
+      if (differences_ != before) untold_ = std::current_exception();
     }
   }
 
@@ -93,12 +109,27 @@ class agreeing_group {
     return result;
   }
 
+  // Whether the list is the one that was compared last: asked in every communication.
+  template <parameter_list List>
+  [[nodiscard]] bool is_known(const List& parameters) const {
+    if (known_.size() != parameters.size()) return false;
+    for (std::size_t i = 0; i < known_.size(); ++i) {
+      const at::Tensor& each = parameters.tensor(i);
+      if (known_[i].first != each.unsafeGetTensorImpl() || known_[i].second != each.requires_grad())
+        return false;
+    }
+    return true;
+  }
+
   // Collective.
   void compare(const std::vector<std::string>& lines) {
+    // First: ranks whose operations fail since this one gives up have to know why.
+    comm_.withdraw();
     comm_.give_up();
     try {
       expect_equal_lines(optimizer_, meeting_, lines);
     } catch (const mismatch_error&) {
+      ++differences_;
       comm_ = meeting_.companion();  // messages may be left in the old one
       throw;
     }
@@ -109,6 +140,8 @@ class agreeing_group {
   communicator<Backend> meeting_;  // where lists are compared
   signature_type known_;
   std::vector<std::string> lines_;  // what all ranks have agreed on
+  int differences_ = 0;             // how often ranks have differed
+  std::exception_ptr untold_;       // a difference that the program does not know of
 };
 
 }  // namespace bluefog::optim::detail

@@ -143,7 +143,12 @@ class averaging final : public gradient_listener {
     counter().reset();
     auto ending = std::move(*inside_);
     inside_.reset();
-    ending.finish();
+    try {
+      ending.finish();
+    } catch (const mismatch_error&) {  // the communication was given up
+      mixer_.drop();
+      throw;
+    }
     unpack_buffers();
     if (mixer_.started()) note_versions();
     return true;

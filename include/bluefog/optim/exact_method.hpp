@@ -130,6 +130,7 @@ class exact_method : public Inner, public communicates_over<Backend> {
     at::Tensor loss = evaluate(closure);
     refresh();
     group_->agree(flat_.arena());
+    group_->begin();
     return loss;
   }
   /// What every step ends with.

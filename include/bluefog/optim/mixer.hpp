@@ -111,6 +111,7 @@ class mixer {
   /// Begins a communication; then `send` each part, then `apply`.
   void begin() {
     drop();
+    group_->begin();
     const mixing_position before = position_;
     current_ = type_;
     if (type_ != communication_type::none) {
@@ -133,10 +134,7 @@ class mixer {
 
   /// Waits for what was sent and forgets it: the parameters stay as they are.
   void drop() noexcept {
-    for (flight& each : flights_) try {
-        group_->wait(each.way);
-      } catch (const std::exception&) {  // what it would have brought is not wanted
-      }
+    for (flight& each : flights_) group_->forget(each.way);
     flights_.clear();
     started_ = false;
   }
