@@ -157,7 +157,11 @@ template <class T> __device__ void mix(const mix_arguments& a) {
   write_all<T>(a.out, a.count, aligned, values);
 }
 
-extern "C" __global__ void bluefog_mix(const mix_arguments a) {
+#ifndef __CUDA_ARCH__
+#define __launch_bounds__(...)
+#endif
+// As many threads as a processor can hold: while they wait for memory, that has enough to do.
+extern "C" __global__ void __launch_bounds__(256, 8) bluefog_mix(const mix_arguments a) {
   switch (a.type) {
     case type_float16: return mix<half_bits>(a);
     case type_bfloat16: return mix<brain_bits>(a);
