@@ -108,6 +108,17 @@ within() {
   timeout -k 10 "$((most < rest ? most : rest))" "$@"
 }
 
+describe_machine() {
+  uname -srm
+  nvidia-smi --query-gpu=name,driver_version,memory.total,compute_mode --format=csv,noheader
+  cmake --version | head -1
+  c++ --version | head -1
+  nvcc --version | tail -2
+  echo "libtorch: ${torch:-none}; NCCL: ${nccl:-CMake looks}; LD_LIBRARY_PATH: ${LD_LIBRARY_PATH:-}"
+}
+within 60 bash -c "$(declare -f describe_machine); torch='$torch' nccl='$nccl' describe_machine" >"$logs/machine" 2>&1
+cat "$logs/machine" >&2
+
 configure() {
   local generator=() toolkit=()
   # What a toolkit without NVRTC lacks is among libtorch's wheels.
@@ -141,6 +152,8 @@ check_program() {
   compile
   if [ -x "$build/$2" ]; then
     echo "pass $1" >>"$log"
+    within 60 ldd "$build/$2" >"$logs/$2-libraries" 2>&1
+    grep 'not found' "$logs/$2-libraries" >&2
   else
     grep -E -A3 'error|Error|undefined reference|cannot find' "$logs/build" | head -40 >&2
     echo "fail $1: see above" >>"$log"
