@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <latch>
 #include <memory>
 #include <optional>
 #include <random>
@@ -385,22 +386,26 @@ TEST_CASE("without a communication thread every wait serves all communicators",
 
 TEST_CASE("where one thread alone is served another one's wait is refused and loses nothing",
           "[backend][engine]") {
+  std::latch refused(1);  // until then rank 1 keeps rank 0's request from ending
   const auto failures = bluefog_test::run_wrapped(
       2, [](thread_backend inner) { return foreground_backend(std::move(inner)); },
-      [](communicator<foreground_backend>& comm) {
+      [&](communicator<foreground_backend>& comm) {
         std::vector<int> x(4000, comm.rank()), y(4000, 1);
+        if (comm.rank() == 1) refused.wait();
         std::optional pending = allreduce_nonblocking(comm, x, x, reduce_op::sum);
-        std::string text;
-        std::thread([&] {
-          static_cast<void>(pending->ready());
-          try {
-            pending->wait();
-          } catch (const usage_error& problem) {
-            text = problem.what();
-          }
-        }).join();
-        // Only the thread that made the communicator can have sent and received meanwhile.
-        require_contains(text, "request::wait: the transport serves one thread only");
+        if (comm.rank() == 0) {
+          std::string text;
+          std::thread([&] {
+            static_cast<void>(pending->ready());
+            try {
+              pending->wait();
+            } catch (const usage_error& problem) {
+              text = problem.what();
+            }
+          }).join();
+          refused.count_down();
+          require_contains(text, "request::wait: the transport serves one thread only");
+        }
         pending->wait();
         require_equal(x.back(), 1);
 
