@@ -20,6 +20,7 @@
 #include <bluefog/topology.hpp>
 
 #include "gpu/finding.hpp"
+#include "gpu/weighted_ring.hpp"
 
 /// Every operation on device memory against what the thread backend computes on the host. On a GPU
 /// it is run by tests/gpu.sh, over the stand-in by the tests.
@@ -110,13 +111,7 @@ void check_floating(Comm& comm, std::string_view type, std::vector<finding>& fou
   add("neighbor_allreduce, ring", 0,
       [](auto& c, auto in, auto out) { neighbor_allreduce(c, in, out, topology::ring(c.size())); });
   add("neighbor_allreduce, weighted destinations", 0, [](auto& c, auto in, auto out) {
-    const int n = c.size();
-    neighborhood links{.self_weight = 0.5};
-    if (n > 1)
-      links = {.self_weight = 0.5,
-               .sources = {{(c.rank() + n - 1) % n, 0.25}},
-               .destinations = {{(c.rank() + 1) % n, 2.0}}};
-    neighbor_allreduce(c, in, out, links);
+    neighbor_allreduce(c, in, out, weighted_ring(c.rank(), c.size()));
   });
   add("pair_gossip", 0, [](auto& c, auto in, auto out) {
     const int peer = c.rank() ^ 1;

@@ -20,6 +20,7 @@
 #include <bluefog/topology.hpp>
 
 #include "gpu/finding.hpp"
+#include "gpu/weighted_ring.hpp"
 
 /// Every operation on tensors of a device against what the thread backend computes on the CPU. On a
 /// GPU it is run by tests/gpu.sh, elsewhere over a stand-in by the tests.
@@ -108,13 +109,7 @@ void visit_operations(const Visit& visit) {
     return neighbor_allreduce(c, many(x), neighborhood(rounds[0]));
   });
   visit("neighbor_allreduce, weighted destinations", [=](auto& c, tensors x) {
-    const int n = c.size();
-    neighborhood links{.self_weight = 0.5};
-    if (n > 1)
-      links = {.self_weight = 0.5,
-               .sources = {{(c.rank() + n - 1) % n, 0.25}},
-               .destinations = {{(c.rank() + 1) % n, 2.0}}};
-    return neighbor_allreduce_nonblocking(c, many(x), links).wait();
+    return neighbor_allreduce_nonblocking(c, many(x), weighted_ring(c.rank(), c.size())).wait();
   });
   visit("pair_gossip", [=](auto& c, tensors x) {
     const int peer = c.rank() ^ 1;

@@ -21,7 +21,7 @@ struct patience {
 class lane {
  public:
   /// \param pairs_in_order  whether operations of two ranks, too, wait for those that hold the
-  /// order.
+  ///                        order.
   lane(patience limits, bool pairs_in_order) : limits_(limits), pairs_in_order_(pairs_in_order) {}
   lane(const lane&) = delete;
   lane& operator=(const lane&) = delete;

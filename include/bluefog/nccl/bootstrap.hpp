@@ -89,9 +89,8 @@ template <class Where>
 }
 
 /// \return the board that an earlier call for `place` has given in this process, or else what
-/// `make`
-///         gives. It is kept until the process ends: communicators can be made again and again,
-///         also while another rank still has the last one.
+///         `make` gives. It is kept until the process ends: communicators can be made again and
+///         again, also while another rank still has the last one.
 template <class Make>
 [[nodiscard]] std::shared_ptr<board> lasting_board(const std::string& place, Make make) {
   static std::mutex mutex;

@@ -40,9 +40,8 @@ using unique_event = unique_handle<event_traits>;
 }
 
 /// \return whether the answer to a query is "not yet", and no error. CUDA notes that as the
-/// thread's
-///         last error all the same, which others, libtorch for one, would take for that of their
-///         next kernel.
+///         thread's last error all the same, which others, libtorch for one, would take for that
+///         of their next kernel.
 [[nodiscard]] inline bool is_not_ready(cudaError_t answer) noexcept {
   if (answer != cudaErrorNotReady) return false;
   static_cast<void>(cudaGetLastError());

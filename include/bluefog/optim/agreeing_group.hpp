@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/parameters.hpp>
 #include <bluefog/optim/transfer.hpp>
 
 namespace bluefog::optim::detail {
@@ -44,7 +42,7 @@ class agreeing_group {
   /// \throws mismatch_error, on every rank, that names the first difference.
   template <parameter_list List>
   void adopt(const List& parameters) {
-    known_ = signature_of(parameters);
+    known_ = signature(parameters);
     lines_ = describe_parameters(parameters);
     expect_equal_lines(optimizer_, meeting_, lines_);
   }
@@ -55,14 +53,14 @@ class agreeing_group {
   void agree(const List& parameters) {
     if (comm_.size() == 1) return;
     if (const auto difference = std::exchange(untold_, nullptr)) std::rethrow_exception(difference);
-    if (!is_known(parameters)) {
+    if (!has_signature(parameters, known_)) {
       auto lines = describe_parameters(parameters);
       if (lines != lines_) {
         compare(lines);
         comm_.rejoin();
         lines_ = std::move(lines);
       }
-      known_ = signature_of(parameters);
+      known_ = signature(parameters);
     }
     comm_.listen();
     if (comm_.will_lack_rank()) compare(lines_);
@@ -97,30 +95,6 @@ class agreeing_group {
   }
 
  private:
-  using signature_type = std::vector<std::pair<const void*, bool>>;
-
-  template <parameter_list List>
-  [[nodiscard]] static signature_type signature_of(const List& parameters) {
-    signature_type result;
-    result.reserve(parameters.size());
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-      result.emplace_back(parameters.tensor(i).unsafeGetTensorImpl(),
-                          parameters.tensor(i).requires_grad());
-    return result;
-  }
-
-  // Whether the list is the one that was compared last: asked in every communication.
-  template <parameter_list List>
-  [[nodiscard]] bool is_known(const List& parameters) const {
-    if (known_.size() != parameters.size()) return false;
-    for (std::size_t i = 0; i < known_.size(); ++i) {
-      const at::Tensor& each = parameters.tensor(i);
-      if (known_[i].first != each.unsafeGetTensorImpl() || known_[i].second != each.requires_grad())
-        return false;
-    }
-    return true;
-  }
-
   // Collective.
   void compare(const std::vector<std::string>& lines) {
     // First: ranks whose operations fail since this one gives up have to know why.
@@ -138,7 +112,7 @@ class agreeing_group {
   std::string_view optimizer_;
   communicator<Backend> comm_;     // of its own: it is used between the program's operations
   communicator<Backend> meeting_;  // where lists are compared
-  signature_type known_;
+  parameter_signature known_;
   std::vector<std::string> lines_;  // what all ranks have agreed on
   int differences_ = 0;             // how often ranks have differed
   std::exception_ptr untold_;       // a difference that the program does not know of

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -18,18 +17,11 @@
 #include <bluefog/collective/broadcast_object.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/optim/parameters.hpp>
 #include <bluefog/tensor/arena.hpp>
 #include <bluefog/tensor/parcel.hpp>
 
 namespace bluefog::optim::detail {
-
-/// Parameters by number, with names.
-template <class T>
-concept parameter_list = requires(const T& list, std::size_t index) {
-  { list.size() } -> std::same_as<std::size_t>;
-  { list.name(index) } -> std::convertible_to<std::string>;
-  { list.tensor(index) } -> std::same_as<const at::Tensor&>;
-};
 
 /// Lists parameters like an arena, without moving them.
 struct named_list {

@@ -277,7 +277,7 @@ class averaging final : public gradient_listener {
   bool pass_since_step_ = false;
   std::vector<named_tensor> known_;  // the module's, for the names of parameters added later
   std::vector<named_tensor> names_;
-  std::vector<std::pair<const void*, bool>> signature_;
+  parameter_signature signature_;
   std::vector<std::pair<std::size_t, std::int64_t>> versions_;  // of parameters when they were sent
   module_buffers buffers_;
   std::vector<at::Tensor> packed_;  // copies of the buffers, on their way

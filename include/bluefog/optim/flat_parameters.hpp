@@ -109,7 +109,7 @@ class flat_parameters {
   }
 
   std::vector<named_tensor> known_;  // the module's, for names
-  std::vector<std::pair<const void*, bool>> signature_;
+  parameter_signature signature_;
   parameter_arena arena_;  // of those that learn
   flat_tensors values_;
   flat_tensors kept_;

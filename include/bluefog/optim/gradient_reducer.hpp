@@ -249,7 +249,7 @@ class gradient_reducer final : public gradient_listener {
   module_buffers buffers_;  // those that are averaged
   pass_counter counter_;
   std::vector<named_tensor> known_;  // the module's, for the names of parameters added later
-  std::vector<std::pair<const void*, bool>> signature_;
+  parameter_signature signature_;
   bool any_pass_ = false;
   bool pass_since_step_ = false;
   bool synchronized_ = false;

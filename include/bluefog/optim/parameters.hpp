@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -93,27 +94,52 @@ constexpr void refuse_line_search() {
   return result;
 }
 
-/// Which parameters there are, and which of them learn: for noticing a change.
-[[nodiscard]] inline std::vector<std::pair<const void*, bool>> signature(
-    const std::vector<torch::optim::OptimizerParamGroup>& groups) {
-  std::vector<std::pair<const void*, bool>> result;
+/// Parameters by number, with names.
+template <class T>
+concept parameter_list = requires(const T& list, std::size_t index) {
+  { list.size() } -> std::same_as<std::size_t>;
+  { list.name(index) } -> std::convertible_to<std::string>;
+  { list.tensor(index) } -> std::same_as<const at::Tensor&>;
+};
+
+/// \return whether `holds(tensor)` for each parameter, up to the first for which it does not.
+template <class Holds>
+bool all_parameters(const std::vector<torch::optim::OptimizerParamGroup>& groups, Holds holds) {
   for (const auto& group : groups)
-    for (const auto& each : group.params())
-      result.emplace_back(each.unsafeGetTensorImpl(), each.requires_grad());
+    if (!std::ranges::all_of(group.params(), std::ref(holds))) return false;
+  return true;
+}
+template <parameter_list List, class Holds>
+bool all_parameters(const List& list, Holds holds) {
+  for (std::size_t i = 0; i < list.size(); ++i)
+    if (!holds(list.tensor(i))) return false;
+  return true;
+}
+
+/// Which parameters there are, and which of them learn: for noticing a change.
+using parameter_signature = std::vector<std::pair<const void*, bool>>;
+
+/// \param parameters  a list, or an optimizer's groups.
+template <class Parameters>
+[[nodiscard]] parameter_signature signature(const Parameters& parameters) {
+  parameter_signature result;
+  all_parameters(parameters, [&](const at::Tensor& each) {
+    result.emplace_back(each.unsafeGetTensorImpl(), each.requires_grad());
+    return true;
+  });
   return result;
 }
 
-/// \return whether `known` is the signature of `groups`: asked several times per step.
-[[nodiscard]] inline bool has_signature(
-    const std::vector<torch::optim::OptimizerParamGroup>& groups,
-    const std::vector<std::pair<const void*, bool>>& known) {
+/// \return whether `known` is the signature of `parameters`: asked several times per step.
+template <class Parameters>
+[[nodiscard]] bool has_signature(const Parameters& parameters, const parameter_signature& known) {
   auto next = known.begin();
-  for (const auto& group : groups)
-    for (const auto& each : group.params())
-      if (next == known.end() || next->first != each.unsafeGetTensorImpl() ||
-          next++->second != each.requires_grad())
-        return false;
-  return next == known.end();
+  return all_parameters(parameters,
+                        [&](const at::Tensor& each) {
+                          return next != known.end() && next->first == each.unsafeGetTensorImpl() &&
+                                 next++->second == each.requires_grad();
+                        }) &&
+         next == known.end();
 }
 
 }  // namespace detail

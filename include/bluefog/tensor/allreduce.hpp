@@ -69,8 +69,7 @@ template <backend Backend>
 ///         averaged, or min, max or product are to be differentiated; nothing was sent.
 /// \throws timeout_error, transport_error, mismatch_error, peer_error.
 /// \note Sends 2(n-1)/n times the tensor. A contiguous tensor travels without a copy if it is on
-/// the
-///       CPU, or on the transport's device; others are copied first, see `parcel`. backward()
+///       the CPU, or on the transport's device; others are copied first, see `parcel`. backward()
 ///       communicates too: every rank must call it, while the communicator lives, and on the same
 ///       graph.
 template <backend Backend>

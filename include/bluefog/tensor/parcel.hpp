@@ -72,7 +72,7 @@ class parcel {
       out_ = own_;
       for (const at::Tensor& target : targets) targets_.push_back(target.detach());
     }
-    if (!device_) pack_on_host();
+    if (!device_) copy_across(sources_, crossing::to_host, [this](std::size_t i) { pack(i); });
   }
 
   [[nodiscard]] const packed_layout& layout() const noexcept { return layout_; }
@@ -107,18 +107,7 @@ class parcel {
         return give_copies(
             context.transport(), [this](std::size_t i) { unpack(i); }, targets_);
     const c10::AutoGradMode no_graph(false);
-    for (std::size_t i = 0; i < targets_.size(); ++i) {
-      if (targets_[i].is_cpu()) {
-        unpack(i);
-        continue;
-      }
-      const auto way = side_stream(targets_[i].device(), crossing::to_device);
-      passage_of(targets_[i]).called.precede(way);
-      const c10::StreamGuard guard(way);
-      unpack(i);
-    }
-    for (passage& each : passages_)
-      each.passed = device_moment(side_stream(each.device, crossing::to_device));
+    copy_across(targets_, crossing::to_device, [this](std::size_t i) { unpack(i); });
   }
   /// Does so on the streams that this thread works on, where the program goes on.
   void deliver_here() const {
@@ -127,8 +116,7 @@ class parcel {
   }
 
   /// \return what lies in `memory`, which is where this parcel's is and laid out like it, as a
-  /// tensor
-  ///         where `x` is. Borrows the memory unless it has to be copied there.
+  ///         tensor where `x` is. Borrows the memory unless it has to be copied there.
   [[nodiscard]] at::Tensor tensor_like(const at::Tensor& x, std::byte* memory) const {
     return view_like(x, memory).to(x.device());
   }
@@ -243,21 +231,23 @@ class parcel {
     mark_written(target);
   }
 
-  // What is on a device is on its way when this returns.
-  void pack_on_host() {
-    for (std::size_t i = 0; i < sources_.size(); ++i) {
-      if (sources_[i].is_cpu()) {
-        pack(i);
+  // Has `copy(i)` copy each tensor between here and the host's memory. What is on a device is on
+  // its way when this returns.
+  template <class Copy>
+  void copy_across(const std::vector<at::Tensor>& tensors, crossing direction, Copy copy) {
+    if (tensors.empty()) return;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].is_cpu()) {
+        copy(i);
         continue;
       }
-      const auto way = side_stream(sources_[i].device(), crossing::to_host);
-      passage_of(sources_[i]).called.precede(way);
+      const auto way = side_stream(tensors[i].device(), direction);
+      passage_of(tensors[i]).called.precede(way);
       const c10::StreamGuard guard(way);
-      pack(i);
+      copy(i);
     }
-    if (sources_.empty()) return;
     for (passage& each : passages_)
-      each.passed = device_moment(side_stream(each.device, crossing::to_host));
+      each.passed = device_moment(side_stream(each.device, direction));
   }
 
   template <device_backend Backend, class Copy>

@@ -268,6 +268,23 @@ inline void record_stream(at::Tensor& x, at::Stream user) {
     block->users.push_back(user);
 }
 
+/// Puts `replace(tensor)` in the place of the tensor in `value`, or of each in its list.
+template <class Replace>
+void replace_tensors(c10::IValue& value, const Replace& replace) {
+  if (value.isTensor()) {
+    value = replace(value.toTensor());
+  } else if (value.isTensorList()) {
+    std::vector<at::Tensor> list;
+    for (const at::Tensor& each : value.toTensorVector()) list.push_back(replace(each));
+    value = std::move(list);
+  } else if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& each : value.toOptionalTensorVector())
+      list.push_back(each ? std::optional(replace(*each)) : std::nullopt);
+    value = std::move(list);
+  }
+}
+
 /// Any other operation: waits for the current stream, and computes on the host.
 inline void compute(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   const std::size_t count = operation.schema().arguments().size();
@@ -283,20 +300,11 @@ inline void compute(const c10::OperatorHandle& operation, torch::jit::Stack* sta
   };
   for (std::size_t i = first; i < stack->size(); ++i) {
     c10::IValue& value = (*stack)[i];
-    if (value.isTensor()) {
-      value = lend(value.toTensor());
-    } else if (value.isTensorList()) {
-      std::vector<at::Tensor> list;
-      for (const at::Tensor& each : value.toTensorVector()) list.push_back(lend(each));
-      value = std::move(list);
-    } else if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const std::optional<at::Tensor>& each : value.toOptionalTensorVector())
-        list.push_back(each ? std::optional(lend(*each)) : std::nullopt);
-      value = std::move(list);
-    } else if (value.isDevice()) {
+    if (value.isDevice()) {
       device = value.toDevice();
       value = c10::Device(c10::kCPU);
+    } else {
+      replace_tensors(value, lend);
     }
   }
   {
@@ -312,17 +320,8 @@ inline void compute(const c10::OperatorHandle& operation, torch::jit::Stack* sta
     on_host(made).copy_(x);
     return made;
   };
-  for (std::size_t i = stack->size() - operation.schema().returns().size(); i < stack->size();
-       ++i) {
-    c10::IValue& value = (*stack)[i];
-    if (value.isTensor()) {
-      value = give_back(value.toTensor());
-    } else if (value.isTensorList()) {
-      std::vector<at::Tensor> list;
-      for (const at::Tensor& each : value.toTensorVector()) list.push_back(give_back(each));
-      value = std::move(list);
-    }
-  }
+  for (std::size_t i = stack->size() - operation.schema().returns().size(); i < stack->size(); ++i)
+    replace_tensors((*stack)[i], give_back);
 }
 
 }  // namespace bluefog_test::device_tensors
