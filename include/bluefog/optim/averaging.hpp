@@ -115,7 +115,6 @@ class averaging final : public gradient_listener {
       inside_->ready(index);
     } catch (const mismatch_error&) {  // the communication was given up
       inside_.reset();
-      mixer_.drop();
       throw;
     }
   }
@@ -143,12 +142,7 @@ class averaging final : public gradient_listener {
     counter().reset();
     auto ending = std::move(*inside_);
     inside_.reset();
-    try {
-      ending.finish();
-    } catch (const mismatch_error&) {  // the communication was given up
-      mixer_.drop();
-      throw;
-    }
+    ending.finish();
     unpack_buffers();
     if (mixer_.started()) note_versions();
     return true;

@@ -10,6 +10,7 @@
 #include <c10/core/GradMode.h>
 
 #include <bluefog/backend/concepts.hpp>
+#include <bluefog/core/error.hpp>
 #include <bluefog/optim/mixer.hpp>
 #include <bluefog/optim/partial_step.hpp>
 #include <bluefog/tensor/arena.hpp>
@@ -62,15 +63,26 @@ class backward_step {
   void finish() {
     if (arena_.size() > 0) order_.pass(arena_.tensor(0).device());
     while (next_ < ranges_.size()) take(next_++);
-    for (std::size_t i = ranges_.size(); i < flights_.size(); ++i) mixer_.finish(flights_[i]);
+    for (std::size_t i = ranges_.size(); i < flights_.size(); ++i) combine(flights_[i]);
     adapt(ranges_.size());
   }
 
  private:
+  using flight = typename mixer<Backend, Topology>::flight;
+
+  void combine(flight& each) {
+    try {
+      mixer_.finish(each);
+    } catch (const mismatch_error&) {  // what has been sent anew was given up too
+      mixer_.drop();
+      throw;
+    }
+  }
+
   void take(std::size_t part) {
     const c10::AutoGradMode no_grad(false);
     if (!flights_.empty()) {
-      mixer_.finish(flights_[part]);
+      combine(flights_[part]);
       for (const std::size_t i : members_[part])
         arena_.tensor(i).unsafeGetTensorImpl()->bump_version();
     }
@@ -90,7 +102,7 @@ class backward_step {
   std::vector<parameter_arena::range> ranges_;
   mixer<Backend, Topology>& mixer_;
   bool again_;
-  std::vector<typename mixer<Backend, Topology>::flight> flights_;
+  std::vector<flight> flights_;
   std::size_t next_ = 0;
   std::vector<std::vector<std::size_t>> members_;  // of each part, then of none
   std::vector<std::size_t> missing_;
