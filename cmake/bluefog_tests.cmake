@@ -35,13 +35,18 @@ if(BLUEFOG_WITH_MPI)
   _bluefog_add_main(bluefog_test_mpi_main mpi_main.cpp bluefog::mpi)
 endif()
 
-# AddressSanitizer and LeakSanitizer: libraries that unload at exit leave reports nobody can read, and what
-# gcc 12 guesses of the thread-local memory of such libraries makes its leak check crash.
+# What the sanitizers are told. Under MPI, libraries that unload at exit leave reports whose suppression
+# needs whole stacks, which take a slow walk at every allocation.
 set(BLUEFOG_SANITIZER_ENVIRONMENT
-  "ASAN_OPTIONS=fast_unwind_on_malloc=0:detect_stack_use_after_return=1:intercept_tls_get_addr=0"
+  "ASAN_OPTIONS=detect_stack_use_after_return=1:intercept_tls_get_addr=0"
   "LSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/support/leaks.supp:print_suppressions=0"
   "UBSAN_OPTIONS=print_stacktrace=1"
-  "TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1")
+  "TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:suppressions=${CMAKE_CURRENT_SOURCE_DIR}/support/races.supp")
+list(TRANSFORM BLUEFOG_SANITIZER_ENVIRONMENT REPLACE "^ASAN_OPTIONS=" "ASAN_OPTIONS=fast_unwind_on_malloc=0:"
+  OUTPUT_VARIABLE BLUEFOG_MPI_SANITIZER_ENVIRONMENT)
+if(CMAKE_CXX_FLAGS MATCHES "fsanitize=[a-z,]*(address|thread)")
+  add_compile_definitions(BLUEFOG_TEST_SANITIZED=1)
+endif()
 if(CMAKE_CXX_FLAGS MATCHES "fsanitize=[a-z,]*address")
   set(BLUEFOG_SANITIZER address)
   set(BLUEFOG_TIMEOUT_FACTOR 4)
@@ -97,15 +102,18 @@ function(_bluefog_precompile target)
   endif()
 endfunction()
 
-# bluefog_add_test(<layer> <component> [LABELS <label>...] [TIMEOUT <seconds>])
+# bluefog_add_test(<layer> <component> [LABELS <label>...] [TIMEOUT <seconds>] [ONE_PROCESSOR])
 #
 # Builds tests/<layer>/*.cpp against bluefog::<component> as test_<layer>, and registers it as one test
-# of one process, <layer>.
+# of one process, <layer>. ONE_PROCESSOR: another test may run beside it.
 function(bluefog_add_test layer component)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT" "LABELS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "ONE_PROCESSOR" "TIMEOUT" "LABELS")
   _bluefog_test_executable(exists ${layer} ${component} bluefog_test_main "${arg_LABELS}")
   if(exists)
     _bluefog_register_alone(${layer} "${arg_LABELS}" "${arg_TIMEOUT}")
+    if(arg_ONE_PROCESSOR)
+      set_tests_properties(${layer} PROPERTIES PROCESSORS 1)
+    endif()
   endif()
 endfunction()
 
@@ -172,5 +180,5 @@ function(_bluefog_register_ranks test layer ranks environment)
     PROCESSORS ${ranks}
     TIMEOUT ${timeout}
     # The ranks give up a little earlier, and say in which test.
-    ENVIRONMENT "${BLUEFOG_LAUNCH_ENVIRONMENT};${BLUEFOG_SANITIZER_ENVIRONMENT};BLUEFOG_TEST_PATIENCE=${patience};${environment}")
+    ENVIRONMENT "${BLUEFOG_LAUNCH_ENVIRONMENT};${BLUEFOG_MPI_SANITIZER_ENVIRONMENT};BLUEFOG_TEST_PATIENCE=${patience};${environment}")
 endfunction()

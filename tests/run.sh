@@ -41,9 +41,9 @@ done
 
 need_commands
 need_headers tests
-if [ "$preset" = clang ] && ! command -v clang++-16 >/dev/null; then
-  install_packages "clang 16" clang-16
-fi
+case "$preset" in
+  clang | asan | tsan) need_clang ;;
+esac
 if [ "$preset" = tsan ]; then
   torch=off
 else

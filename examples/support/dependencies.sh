@@ -68,6 +68,11 @@ need_headers() {
   [ ${#packages[@]} -eq 0 ] || install_packages "headers for examples and tests" "${packages[@]}"
 }
 
+need_clang() {
+  echo 'int main() {}' | clang++-16 -fsanitize=address -x c++ -o /dev/null - 2>/dev/null ||
+    install_packages "clang 16 and its sanitizers" clang-16 libclang-rt-16-dev
+}
+
 need_mpi() {
   mpi_options=()
   case "$1" in

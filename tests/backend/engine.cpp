@@ -29,7 +29,7 @@ namespace {
 
 using thread_communicator = communicator<thread_backend>;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef BLUEFOG_TEST_SANITIZED
 constexpr int many = 20'000;
 #else
 constexpr int many = 100'000;

@@ -95,7 +95,7 @@ MAX_LINES = 300
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 SOURCES = {".hpp", ".cpp", ".py", ".sh", ".cmake"}
 NAMED_SOURCES = {"CMakeLists.txt", "run"}
-SKIPPED = {".git", ".venv", ".data", "build"}
+SKIPPED = re.compile(r"\.git|\.data|\.venv.*|build.*")  # what git does not keep
 
 
 class Report:
@@ -248,7 +248,7 @@ def check_version(report, root, version):
 def tracked(root):
     for path in sorted(root.rglob("*")):
         parts = path.relative_to(root).parts
-        if any(p in SKIPPED or p.startswith("build") for p in parts) or not path.is_file():
+        if any(SKIPPED.fullmatch(p) for p in parts) or not path.is_file():
             continue
         yield path
 

@@ -49,7 +49,7 @@ inline std::vector<std::byte> pattern(std::size_t bytes, int seed) {
 }
 
 /// Whether freed memory leaves the process. AddressSanitizer holds it back, and finds leaks itself.
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef BLUEFOG_TEST_SANITIZED
 inline constexpr bool freed_memory_leaves = false;
 #else
 inline constexpr bool freed_memory_leaves = true;
