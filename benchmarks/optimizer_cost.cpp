@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -144,21 +145,39 @@ double judged(const comm_type& comm, const protocol::comparison& result) {
   return protocol::enough_cores(comm.size()) ? result.ratio : result.processor;
 }
 
+/// Where memory happens to lie moves a step by some percent, more than a wrapper does: so this
+/// takes several places, in half of which the other contestant comes first. \param make  gives the
+/// optimizer of a network. \return the geometric mean of its time over torch's SGD's.
+template <class Make>
+double against_sgd(const comm_type& comm, int repeats, Make make) {
+  const auto ratio = [&](network& net, network& plain) {
+    auto optimizer = make(net);
+    auto sgd = sgd_over(plain);
+    return judged(comm, protocol::compare([&] { train(optimizer, net); },
+                                          [&] { train(sgd, plain); }, 1, (repeats + 1) / 2));
+  };
+  constexpr int places = 8;
+  double product = 1;
+  for (int k = 0; k < places; ++k) {
+    network one(resnet_50()), other(resnet_50());
+    product *= k % 2 == 0 ? ratio(one, other) : ratio(other, one);
+  }
+  return std::pow(product, 1.0 / places);
+}
+
 void measure_local_steps(comm_type& comm, report& out, int repeats) {
-  network plain(resnet_50()), first(resnet_50()), second(resnet_50());
-  auto sgd = sgd_over(plain);
-  optim::adapt_with_combine combining(sgd_over(first), first, comm,
-                                      {.num_steps_per_communication = never});
-  optim::adapt_then_combine adapting(sgd_over(second), second, comm,
-                                     {.backward_passes_per_step = never});
   const auto sent = comm.statistics().bytes_sent;
-  const auto combine =
-      protocol::compare([&] { train(combining, first); }, [&] { train(sgd, plain); }, 1, repeats);
-  const auto adapt =
-      protocol::compare([&] { train(adapting, second); }, [&] { train(sgd, plain); }, 1, repeats);
+  const double combining = against_sgd(comm, repeats, [&](const network& net) {
+    return optim::adapt_with_combine(sgd_over(net), net, comm,
+                                     {.num_steps_per_communication = never});
+  });
+  const double adapting = against_sgd(comm, repeats, [&](const network& net) {
+    return optim::adapt_then_combine(sgd_over(net), net, comm, {.backward_passes_per_step = never});
+  });
   protocol::require(comm.statistics().bytes_sent == sent, "a local step has sent something");
-  out.row("local", "local step, adapt_with_combine", "torch's SGD", judged(comm, combine), 1.02);
-  out.row("local", "local step, adapt_then_combine", "torch's SGD", judged(comm, adapt), 1.02);
+  out.row("local", "torch's SGD", "torch's SGD", against_sgd(comm, repeats, sgd_over), 0);
+  out.row("local", "local step, adapt_with_combine", "torch's SGD", combining, 1.02);
+  out.row("local", "local step, adapt_then_combine", "torch's SGD", adapting, 1.02);
 }
 
 void measure_messages_and_memory(comm_type& comm, report& out) {
