@@ -3,6 +3,8 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include <bluefog/topology.hpp>
@@ -85,6 +87,31 @@ matrix uniform_circulant(int n, auto&& chosen) {
   return circulant_matrix(x);
 }
 
+/// Whether some ranks of a circulant graph send to, and receive from, just the ranks at these
+/// distances, all with the same weight.
+bool has_offsets(const auto& graph, const std::vector<int>& offsets) {
+  const int n = graph.size();
+  const double share = 1.0 / static_cast<double>(offsets.size() + 1);
+  bool right = graph.degree() == static_cast<int>(offsets.size());
+  for (const int rank : {0, n / 3, n - 1}) {
+    std::vector<int> receivers;
+    std::vector<int> senders;
+    for (const int offset : offsets) {
+      receivers.push_back((rank + offset) % n);
+      senders.push_back((rank - offset + n) % n);
+    }
+    right = right && graph.weight(rank, rank) == share;
+    if (!offsets.empty())
+      right = right && graph.weight(rank, receivers.back()) == share &&
+              graph.weight(senders.front(), rank) == share;
+    std::ranges::sort(receivers);
+    std::ranges::sort(senders);
+    right = right && std::ranges::equal(graph.out_neighbors(rank), receivers) &&
+            std::ranges::equal(graph.in_neighbors(rank), senders);
+  }
+  return right;
+}
+
 bool is_power(int value, int base) {
   while (value % base == 0) value /= base;
   return value == 1;
@@ -111,25 +138,89 @@ TEST_CASE("circulant graphs have the matrices of their definition", "[topology][
   }
 }
 
-TEST_CASE("circulant graphs are right for every size up to 4096", "[topology][graphs]") {
+TEST_CASE("the exponential graph is right for every size up to 4096", "[topology][graphs]") {
   for (int n = 1; n <= 4096; ++n) {
-    const exponential graph(n);
-    int degree = 0;
-    while ((1 << degree) < n) ++degree;
-    bool right = graph.degree() == degree;
-    for (const int rank : {0, n / 3, n - 1}) {
-      std::vector<int> receivers;
-      std::vector<int> senders;
-      for (int offset = 1; offset < n; offset *= 2) {
-        receivers.push_back((rank + offset) % n);
-        senders.push_back((rank - offset + n) % n);
-      }
-      std::ranges::sort(receivers);
-      std::ranges::sort(senders);
-      right = right && std::ranges::equal(graph.out_neighbors(rank), receivers) &&
-              std::ranges::equal(graph.in_neighbors(rank), senders);
+    std::vector<int> doubling;
+    for (int offset = 1; offset < n; offset *= 2) doubling.push_back(offset);
+    if (!has_offsets(exponential(n), doubling)) FAIL_CHECK("exponential, " << n << " ranks");
+  }
+}
+
+TEST_CASE("the symmetric exponential graph is right for every size up to 4096",
+          "[topology][graphs]") {
+  for (int n = 1; n <= 4096; ++n) {
+    std::vector<int> both_ways;  // powers of four, as far as half way around
+    for (int offset = 1; 2 * offset <= n; offset *= 4) both_ways.push_back(offset);
+    for (int offset = 1; 2 * offset < n; offset *= 4) both_ways.push_back(n - offset);
+    std::ranges::sort(both_ways);
+    if (!has_offsets(symmetric_exponential(n), both_ways))
+      FAIL_CHECK("symmetric_exponential, " << n << " ranks");
+  }
+}
+
+TEST_CASE("rings are right for every size up to 4096", "[topology][graphs]") {
+  if (!has_offsets(ring(2), {1})) FAIL_CHECK("ring, 2 ranks");
+  for (int n = 3; n <= 4096; ++n)
+    if (!has_offsets(ring(n), {1, n - 1}) || !has_offsets(ring(n, ring_style::left), {n - 1}) ||
+        !has_offsets(ring(n, ring_style::right), {1}))
+      FAIL_CHECK("ring, " << n << " ranks");
+}
+
+TEST_CASE("the star is right for every size up to 4096", "[topology][graphs]") {
+  for (int n = 2; n <= 4096; ++n) {
+    const int center = n / 3;
+    const star graph(n, center);
+    const auto leaves = graph.out_neighbors(center);
+    const double share = 1.0 / n;
+    bool right = static_cast<int>(leaves.size()) == n - 1 &&
+                 static_cast<int>(graph.in_neighbors(center).size()) == n - 1 &&
+                 graph.weight(center, center) == share;
+    for (const int rank : {0, center, center + 1, n / 2, n - 1}) {
+      if (rank == center || rank >= n) continue;
+      const int place = rank < center ? rank : rank - 1;  // all ranks in order but the center
+      right = right && leaves[place] == rank && graph.in_neighbors(center)[place] == rank &&
+              holds(graph.out_neighbors(rank), {center}) &&
+              holds(graph.in_neighbors(rank), {center}) && graph.weight(rank, center) == share &&
+              graph.weight(center, rank) == share && graph.weight(rank, rank) == 1 - share;
     }
-    if (!right) FAIL_CHECK("exponential is wrong for " << n << " ranks");
+    if (!right) FAIL_CHECK("star, " << n << " ranks");
+  }
+}
+
+TEST_CASE("the grid is right for every size up to 4096", "[topology][graphs]") {
+  for (int n = 1; n <= 4096; ++n) {
+    int rows = 1;
+    while ((rows + 1) * (rows + 1) <= n) ++rows;
+    while (n % rows != 0) --rows;
+    const int columns = n / rows;
+    const mesh_grid_2d graph(n);
+    // The ranks next to one, as places in the grid.
+    const auto around = [&](int rank) {
+      std::vector<int> near;
+      for (const auto& [down, right] :
+           std::initializer_list<std::pair<int, int>>{{-1, 0}, {0, -1}, {0, 1}, {1, 0}}) {
+        const int row = rank / columns + down;
+        const int column = rank % columns + right;
+        if (row >= 0 && row < rows && column >= 0 && column < columns)
+          near.push_back(row * columns + column);
+      }
+      return near;
+    };
+    bool right = graph.rows() == rows && graph.columns() == columns;
+    for (const int rank : {0, n / 3, n - 1}) {
+      const auto near = around(rank);
+      double kept_weight = 1;
+      right = right && std::ranges::equal(graph.out_neighbors(rank), near) &&
+              std::ranges::equal(graph.in_neighbors(rank), near);
+      for (const int other : near) {
+        const double share =
+            1.0 / static_cast<double>(1 + std::max(near.size(), around(other).size()));
+        right = right && graph.weight(rank, other) == share;
+        kept_weight -= share;
+      }
+      right = right && std::abs(graph.weight(rank, rank) - kept_weight) < 1e-15;
+    }
+    if (!right) FAIL_CHECK("mesh_grid_2d, " << n << " ranks");
   }
 }
 

@@ -113,6 +113,102 @@ void check_one_peer(const graph auto& graph) {
   }
 }
 
+/// The whole part of the logarithm of `value`, at least 1, to base 2.
+int log2_of(int value) {
+  int result = 0;
+  while (value >= 2) {
+    value /= 2;
+    ++result;
+  }
+  return result;
+}
+
+/// Whom one rank sends to and receives from.
+struct peers {
+  int destination;
+  int source;
+
+  bool operator==(const peers&) const = default;
+};
+
+int wrapped(int value, int size) {
+  return (value % size + size) % size;
+}
+
+/// From the definition of BlueFog's GetInnerOuterRingDynamicSendRecvRanks: in step t, local rank
+/// t mod L of each machine goes around the machines, the others around their machine without it.
+peers inner_outer_ring_by_definition(int size, int local_size, int rank, int t) {
+  const int machines = size / local_size, machine = rank / local_size, local = rank % local_size;
+  const int outgoing = t % local_size;
+  if (local == outgoing)
+    return {wrapped(machine + 1, machines) * local_size + local,
+            wrapped(machine - 1, machines) * local_size + local};
+  int next = wrapped(local + 1, local_size);
+  if (next == outgoing) next = wrapped(local + 2, local_size);
+  int last = wrapped(local - 1, local_size);
+  if (last == outgoing) last = wrapped(local - 2, local_size);
+  return {machine * local_size + next, machine * local_size + last};
+}
+
+/// From the definition of BlueFog's GetInnerOuterExpo2DynamicSendRecvRanks, with Ko = log2(M - 1)
+/// and Ki = log2(L - 2) rounded down. With one machine, where BlueFog has no answer, the outgoing
+/// rank has nobody else to send to.
+peers inner_outer_exponential_by_definition(int size, int local_size, int rank, int t) {
+  const int machines = size / local_size, machine = rank / local_size, local = rank % local_size;
+  const int outgoing = t % local_size;
+  if (local == outgoing) {
+    if (machines == 1) return {rank, rank};
+    const int distance = 1 << (t % (log2_of(machines - 1) + 1));
+    return {wrapped(machine + distance, machines) * local_size + local,
+            wrapped(machine - distance, machines) * local_size + local};
+  }
+  const int step = 1 << (t % (log2_of(local_size - 2) + 1));
+  const int ahead = step + (step >= wrapped(outgoing - local, local_size) ? 1 : 0);
+  const int behind = step + (step >= wrapped(local - outgoing, local_size) ? 1 : 0);
+  return {machine * local_size + wrapped(local + ahead, local_size),
+          machine * local_size + wrapped(local - behind, local_size)};
+}
+
+/// From the definition of BlueFog's GetExp2DynamicSendRecvMachineRanks, with machines for ranks.
+peers one_peer_exponential_machines_by_definition(int size, int local_size, int machine, int t) {
+  const int machines = size / local_size;
+  if (machines == 1) return {machine, machine};
+  const int distance = 1 << (t % (log2_of(machines - 1) + 1));
+  return {wrapped(machine + distance, machines), wrapped(machine - distance, machines)};
+}
+
+/// What a rank does in a round: half its own value and half its source's, or nothing at all.
+neighborhood halves_with(peers wanted, int rank) {
+  if (wanted == peers{rank, rank}) return {};
+  return {.self_weight = 0.5,
+          .sources = {{wanted.source, 0.5}},
+          .destinations = {{wanted.destination}}};
+}
+
+/// Compares a schedule with its definition for some ranks, in rounds early and late in its period.
+void check_definition(const char* name, const schedule auto& schedule, int size, int local_size,
+                      auto&& definition, const std::vector<int>& ranks) {
+  for (const int rank : ranks) {
+    const auto rounds = schedule.rounds(rank);
+    for (const int t : {0, 1, 2, 3, 5, 11, 10 * local_size + 7}) {
+      if (rounds[t] != halves_with(definition(size, local_size, rank, t), rank))
+        FAIL_CHECK(name << ", " << size << " ranks, " << local_size << " per machine: rank " << rank
+                        << " in round " << t);
+    }
+  }
+}
+
+void check_definitions(int machines, int local_size, auto&& sample) {
+  const int size = machines * local_size;
+  check_definition("one_peer_exponential_machines", one_peer_exponential_machines(size, local_size),
+                   size, local_size, one_peer_exponential_machines_by_definition, sample(machines));
+  if (local_size < 3) return;
+  check_definition("inner_outer_ring", inner_outer_ring(size, local_size), size, local_size,
+                   inner_outer_ring_by_definition, sample(size));
+  check_definition("inner_outer_exponential", inner_outer_exponential(size, local_size), size,
+                   local_size, inner_outer_exponential_by_definition, sample(size));
+}
+
 /// The largest singular value of prod W_t - J over the first rounds, by power iteration.
 double distance_to_average(const schedule auto& schedule, int rounds) {
   const auto n = index(schedule.size());
@@ -223,6 +319,26 @@ TEST_CASE("one_peer_exponential leaves the residual of theory otherwise", "[topo
                                              (reach * std::sin(angle * j))));
     CHECK(residual_after_period(n) == Approx(expected).margin(1e-14));
   }
+}
+
+TEST_CASE("schedules among machines follow their definitions", "[topology][schedules]") {
+  const auto all = [](int count) {
+    std::vector<int> ranks(index(count));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  };
+  for (int local_size = 1; local_size <= 64; ++local_size)
+    for (int machines = 1; machines * local_size <= 64; ++machines)
+      check_definitions(machines, local_size, all);
+
+  const auto some = [](int count) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < count; rank += 1 + count / 64) ranks.push_back(rank);
+    return ranks;
+  };
+  for (const int local_size : {1, 2, 4, 8, 64, 1024, 4096})
+    check_definitions(4096 / local_size, local_size, some);
+  check_definitions(819, 5, some);
 }
 
 TEST_CASE("inner and outer schedules mix as fast as they should", "[topology][schedules]") {
