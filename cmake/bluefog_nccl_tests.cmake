@@ -63,9 +63,12 @@ endif()
 list(TRANSFORM _bluefog_shared REPLACE "(.+)" "${_bluefog_test_directory}/\\1.cpp")
 _bluefog_add_stand_in_test(nccl test_nccl ${_bluefog_own} ${_bluefog_shared})
 
-# That the script for a real device says what it would do.
+# The script for a real device: that it says what it would do, and that its verdict is right.
 add_test(NAME gpu.dry_run COMMAND "${_bluefog_test_directory}/gpu.sh" --dry-run)
-set_tests_properties(gpu.dry_run PROPERTIES LABELS nccl TIMEOUT 30 PASS_REGULAR_EXPRESSION "digits +2 processes")
+set_tests_properties(gpu.dry_run PROPERTIES LABELS nccl TIMEOUT 30 PASS_REGULAR_EXPRESSION
+  "build +the.*\nbuild_tensors .*\noperations .*\nkernels .*\nunscale .*\ntensors .*\noptimizers .*\ndigits .*\nschedule ")
+add_test(NAME gpu.verdict COMMAND "${_bluefog_test_directory}/gpu/verdict.sh")
+set_tests_properties(gpu.verdict PROPERTIES LABELS nccl TIMEOUT 60)
 
 if(BLUEFOG_WITH_TORCH)
   _bluefog_add_stand_in_test(nccl.tensors test_nccl_tensors "${_bluefog_test_directory}/nccl/tensors/tensors.cpp"

@@ -11,16 +11,23 @@
 #   --logs DIR    where to leave everything that the compiler and the programs said (default: nowhere)
 #   --limit SECONDS  when to end what runs, and to skip the rest (default: 540)
 #
-# Needs CUDA's toolkit (12.8 or later), NCCL (2.18 or later), CMake, a C++20 compiler and a GPU; for what
-# concerns tensors a CUDA build of libtorch (Torch_DIR, .venv or python3's); neither MPI, Catch2 nor a
-# network. NCCL is taken from the wheel that libtorch's own wheel brings, if it does, since one process
-# loads one NCCL (NCCL_ROOT names another). Two processes share the GPU, which NCCL accepts if each says
-# that it is on a host of its own (NCCL_HOSTID): right for correctness, useless for speed, so no
+# Needs CUDA's toolkit (12.8 or later) with NVRTC, NCCL (2.18 or later), CMake 3.25 or later, a C++20
+# compiler and a GPU; for what concerns tensors a CUDA build of libtorch (Torch_DIR, .venv or
+# python3's); neither MPI, Catch2 nor a network. What is lacking is skipped, with the reason.
+#
+# Digits: git ignores .data, so where the checkout comes from git there are none. With a network,
+#   bash -c 'source examples/support/dependencies.sh && need_digits'
+# puts 5,000 of them (4 MB) into .data/mnist; for a machine without one, do that elsewhere and take
+# .data/mnist along.
+#
+# NCCL is taken from the wheel that libtorch's own wheel brings, if it does, since one process loads
+# one NCCL (NCCL_ROOT names another). Two processes share the GPU, which NCCL accepts if each says that
+# it is on a host of its own (NCCL_HOSTID): right for correctness, useless for speed, so no
 # communication is timed. Prints a table, then the same as JSON, and ends with a verdict; the exit
-# status is 0 if nothing failed and something ran.
+# status is 0 if nothing failed and a check ran on the GPU and passed.
 
 set -uo pipefail
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+source "$(dirname "${BASH_SOURCE[0]}")/../examples/support/dependencies.sh"  # root, at_least, has_header
 
 dry_run=false
 build=""
@@ -43,9 +50,14 @@ while [ $# -gt 0 ]; do
   shift
 done
 
-lacking=""
-command -v cmake >/dev/null || lacking="no cmake"
-{ command -v c++ || command -v g++; } >/dev/null || lacking="no C++ compiler"
+# has_file NAME PLACE...: whether one of the places has the file.
+has_file() {
+  local name="$1" place
+  shift
+  for place in "$@"; do [ ! -e "$place/$name" ] || return 0; done
+  return 1
+}
+
 gpu="$(timeout 30 nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1)" || gpu=""
 [ -n "$gpu" ] || no_gpu="no NVIDIA GPU (nvidia-smi finds none)"
 
@@ -57,12 +69,34 @@ print(os.path.dirname(spec.origin) if spec and spec.origin else "")' 2>/dev/null
   [ -n "$torch" ] || [ ! -e "$each/lib/libtorch_cuda.so" ] || torch="$each"
 done
 [ -e "$torch/lib/libtorch_cuda.so" ] || no_torch="no CUDA build of libtorch (Torch_DIR names its folder)"
-[ -e "$digits/train-images-idx3-ubyte" ] || no_digits="no digits in $digits (--digits names their folder)"
-with_tensors="${lacking:-${no_torch:-}}"
 nccl="${NCCL_ROOT:-${NCCL_HOME:-}}"
-if [ -z "$nccl$with_tensors" ] && [ -e "$torch/../nvidia/nccl/include/nccl.h" ]; then
+if [ -z "$nccl${no_torch:-}" ] && [ -e "$torch/../nvidia/nccl/include/nccl.h" ]; then
   nccl="$(cd "$torch/../nvidia/nccl" && pwd -P)"
 fi
+[ -e "$digits/train-images-idx3-ubyte" ] ||
+  no_digits="no digits in $digits (--digits names their folder; --help says how to get them and take them along)"
+
+# Where headers of the toolkit may be: of the one that CMake would take, and libtorch's wheels.
+nvcc="$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")"
+toolkits=()
+for each in "${CUDAToolkit_ROOT:-}" "${CUDA_PATH:-}" "${nvcc%/bin/nvcc}" /usr/local/cuda; do
+  [ ! -d "$each" ] || toolkits+=("$each/include" "$each"/targets/*/include)
+done
+lacking=""
+if ! command -v cmake >/dev/null; then
+  lacking="no cmake"
+elif cmake="$(cmake --version | sed -n '1s/[^0-9]*//p')" && ! at_least 3.25 "$cmake"; then
+  lacking="CMake $cmake, needs 3.25 or later"
+elif ! command -v "${CXX:-c++}" >/dev/null && ! command -v g++ >/dev/null; then
+  lacking="no C++ compiler"
+elif [ ! -x "$nvcc" ] && ! has_file cuda_runtime_api.h "${toolkits[@]}" /usr/include; then
+  lacking="no CUDA toolkit (neither nvcc nor cuda_runtime_api.h; CUDAToolkit_ROOT names its folder)"
+elif ! has_file nvrtc.h "${toolkits[@]}" /usr/include "$torch"/../nvidia/{cuda_nvrtc,cu1[3-9]}/include; then
+  lacking="no NVRTC (nvrtc.h) in the CUDA toolkit"
+elif ! has_file nccl.h "$nccl" "$nccl/include" "${toolkits[@]}" && ! has_header nccl.h; then
+  lacking="no NCCL (nccl.h; NCCL_ROOT names its folder)"
+fi
+with_tensors="${lacking:-${no_torch:-}}"
 
 # NAME | what makes this machine skip it | what it does
 checks=(
@@ -74,7 +108,7 @@ checks=(
   "tensors|${with_tensors:-${no_gpu:-}}|every operation on CUDA tensors with 2 processes, of every arrangement, from other streams, and by way of the host, is bit-equal to the thread backend"
   "optimizers|${with_tensors:-${no_gpu:-}}|a few steps of every optimizer with 2 processes and CUDA parameters are those on the CPU"
   "digits|${with_tensors:-${no_gpu:-${no_digits:-}}}|2 processes, each of which sees half of the ten digits, learn all of them with mixed precision"
-  "schedule|${with_tensors:-${no_gpu:-}}|how much of the communication is hidden behind compute, with copies within the GPU instead of NCCL (figures, no verdict)"
+  "schedule|${with_tensors:-${no_gpu:-}}|how much of the communication is hidden behind compute, with copies within the GPU instead of NCCL, is 90 % or more"
 )
 
 if $dry_run; then
@@ -107,6 +141,17 @@ within() {
   rest="$(left)"
   timeout -k 10 "$((most < rest ? most : rest))" "$@"
 }
+out_of_time() { [ "$1" -eq 124 ] || [ "$1" -eq 137 ]; }
+# ended NAME STATUS SECONDS: the line for a check whose program said nothing of why it ended so.
+ended() {
+  if ! out_of_time "$2"; then
+    echo "fail $1: ended with status $2"
+  elif [ "$(left)" -le 1 ]; then
+    echo "skip $1: cut by the limit of $limit s"
+  else
+    echo "fail $1: did not end in $3 s, or was killed"
+  fi
+}
 
 describe_machine() {
   uname -srm
@@ -119,23 +164,25 @@ describe_machine() {
 within 60 bash -c "$(declare -f describe_machine); torch='$torch' nccl='$nccl' describe_machine" >"$logs/machine" 2>&1
 cat "$logs/machine" >&2
 
+build_limit=240
+build_begin=0
+build_left() { echo $((build_begin + build_limit > SECONDS ? build_begin + build_limit - SECONDS : 1)); }
 configure() {
-  local generator=() toolkit=()
+  local generator=() toolkit=() each
   # What a toolkit without NVRTC lacks is among libtorch's wheels.
-  local nvcc each
-  nvcc="$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")"
   for each in "$torch"/../nvidia/cu1[3-9]; do
     [ ! -e "${nvcc%/bin/nvcc}/include/nvrtc.h" ] && [ -e "$each/include/nvrtc.h" ] &&
       toolkit=("-DCUDA_nvrtc_LIBRARY=$(compgen -G "$each/lib/libnvrtc.so.*" | head -1)"
         "-DCMAKE_CXX_FLAGS=-idirafter $each/include")
   done
   if command -v ninja >/dev/null; then generator=(-G Ninja); fi
-  within 100 cmake -S "$root/tests/gpu/program" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
+  within "$(build_left)" cmake -S "$root/tests/gpu/program" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
     -DBLUEFOG_GPU_TENSORS="$1" -DTorch_DIR="$torch" "${toolkit[@]}" ${nccl:+"-DNCCL_ROOT=$nccl"} >>"$logs/build" 2>&1
 }
 
 # Both programs at once: the machine may have cores for both.
 compiled=false
+build_status=0
 compile() {
   if $compiled; then return; fi
   compiled=true
@@ -143,9 +190,16 @@ compile() {
   if command -v ninja >/dev/null; then keep_going=(-k 0); fi
   [ -n "$with_tensors" ] || tensors=ON
   : >"$logs/build"
-  configure "$tensors" || { [ "$tensors" = ON ] && rm -rf "$build/CMakeCache.txt" && configure OFF; } || return 0
-  within 300 cmake --build "$build" --parallel 2 -- "${keep_going[@]}" >>"$logs/build" 2>&1 ||
-    echo "Error: the build ended with status $?" >>"$logs/build"
+  build_begin=$SECONDS
+  rm -f "$build/bluefog_gpu" "$build/bluefog_gpu_tensors"  # what an earlier build made proves nothing
+  if configure "$tensors" || { [ "$tensors" = ON ] && rm -rf "$build/CMakeCache.txt" && configure OFF; }; then
+    within "$(build_left)" cmake --build "$build" --parallel 2 -- "${keep_going[@]}" >>"$logs/build" 2>&1 ||
+      build_status=$?
+  else
+    build_status=$?
+  fi
+  [ "$build_status" -eq 0 ] || echo "Error: the build ended with status $build_status" >>"$logs/build"
+  echo "figure build: $((SECONDS - build_begin)) s" >>"$log"
 }
 
 check_program() {
@@ -154,6 +208,8 @@ check_program() {
     echo "pass $1" >>"$log"
     within 60 ldd "$build/$2" >"$logs/$2-libraries" 2>&1
     grep 'not found' "$logs/$2-libraries" >&2
+  elif out_of_time "$build_status"; then
+    ended "$1" "$build_status" "$build_limit" >>"$log"
   else
     grep -E -A3 'error|Error|undefined reference|cannot find' "$logs/build" | head -40 >&2
     echo "fail $1: see above" >>"$log"
@@ -162,25 +218,47 @@ check_program() {
 check_build() { check_program build bluefog_gpu; }
 check_build_tensors() { check_program build_tensors bluefog_gpu_tensors; }
 
-# in_pair PROGRAM CHECK [ARGUMENT...]: two processes on the one GPU.
+# merged ENDED_WELL FILE...: what two ranks said as one: what both passed, and once what either failed, with
+# what each says. What one rank alone has passed is no result, and wrong if both ended well.
+merged() {
+  awk -v ended_well="$1" '
+    /^figure / { print }
+    /^pass / && !said[FILENAME, $0]++ { if (!passes[$0]++) order[++count] = $0 }
+    /^fail / {
+      name = $0
+      sub(/: rank [0-9]+: .*/, "", name)
+      if (!failures[name]) order[++count] = name
+      failures[name] = failures[name] (failures[name] ? "; " : "") substr($0, length(name) + 3)
+    }
+    END {
+      for (i = 1; i <= count; ++i) {
+        each = order[i]
+        name = each
+        sub(/^pass/, "fail", name)
+        if (each in failures) print each ": " failures[each]
+        else if (passes[each] == 2) { if (!(name in failures)) print each }
+        else if (ended_well && !(name in failures)) print name ": one rank alone has come to it"
+      }
+    }' "${@:2}"
+}
+
+# in_pair PROGRAM CHECK [ARGUMENT...]: two processes on the one GPU, and one group of processes: what ends
+# one for lack of time ends both at once.
 in_pair() {
-  local rank pids=() failed=0 program="$1" name="$2" said="$logs/$1-$2"
+  local failed=0 program="$1" name="$2" said="$logs/$1-$2" most=200
   shift 2
-  for rank in 0 1; do
-    NCCL_HOSTID="h$rank" within 200 "$build/$program" "$name" "$work/meeting_$program$name" "$rank" 2 "$@" \
-      >"$said-$rank" 2>&1 &
-    pids+=($!)
-  done
-  for rank in 0 1; do wait "${pids[$rank]}" || failed=$?; done
-  grep -E '^(pass|fail|figure) ' "$said-0" >>"$log"
-  grep -E '^fail ' "$said-1" >>"$log"
-  if [ "$failed" -ne 0 ] && ! grep -q '^fail ' "$said-0" "$said-1"; then
-    echo "fail $name: $(ended "$failed")" >>"$log"
+  within "$most" bash -c 'processes=() status=0
+    for rank in 0 1; do
+      NCCL_HOSTID="h$rank" "$1" "$2" "$3" "$rank" 2 "${@:5}" >"$4-$rank" 2>&1 &
+      processes+=($!)
+    done
+    for each in "${processes[@]}"; do wait "$each" || status=$?; done
+    exit "$status"' in_pair "$build/$program" "$name" "$work/meeting_$program$name" "$said" "$@" || failed=$?
+  merged "$((failed == 0))" "$said-0" "$said-1" >>"$log"
+  if [ "$failed" -ne 0 ] && { out_of_time "$failed" || ! grep -q '^fail ' "$said-0" "$said-1"; }; then
+    ended "$name" "$failed" "$most" >>"$log"
   fi
   [ "$failed" -eq 0 ] || tail -n 15 "$said-0" "$said-1" >&2
-}
-ended() {
-  if [ "$1" -eq 124 ] || [ "$1" -eq 137 ]; then echo "did not end in time"; else echo "ended with status $1"; fi
 }
 check_operations() { in_pair bluefog_gpu operations; }
 check_tensors() { in_pair bluefog_gpu_tensors operations; }
@@ -189,11 +267,11 @@ check_digits() { in_pair bluefog_gpu_tensors digits "$digits"; }
 
 # alone PROGRAM CHECK: one process.
 alone() {
-  local status=0 said="$logs/$1-$2"
-  within 120 "$build/$1" "$2" >"$said" 2>&1 || status=$?
+  local status=0 said="$logs/$1-$2" most=120
+  within "$most" "$build/$1" "$2" >"$said" 2>&1 || status=$?
   grep -E '^(pass|fail|figure) ' "$said" >>"$log"
   if [ "$status" -ne 0 ]; then
-    grep -q '^fail ' "$said" || echo "fail $2: $(ended "$status")" >>"$log"
+    if out_of_time "$status" || ! grep -q '^fail ' "$said"; then ended "$2" "$status" "$most" >>"$log"; fi
     tail -n 15 "$said" >&2
   fi
 }
@@ -232,6 +310,9 @@ if [ "$(count fail)" -gt 0 ]; then
   exit 1
 elif [ -z "$gpu" ]; then
   echo "NOTHING CHECKED ON A GPU: $(count pass) passed, $(count skip) skipped"
+  exit 1
+elif ! grep '^pass ' "$log" | grep -qvxE 'pass build(_tensors)?'; then
+  echo "NOTHING CHECKED: no check has passed on the GPU, $(count skip) skipped"
   exit 1
 fi
 echo "PASSED: $(count pass) checks, $(count skip) skipped"
