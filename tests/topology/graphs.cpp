@@ -175,8 +175,8 @@ TEST_CASE("the star is right for every size up to 4096", "[topology][graphs]") {
     bool right = static_cast<int>(leaves.size()) == n - 1 &&
                  static_cast<int>(graph.in_neighbors(center).size()) == n - 1 &&
                  graph.weight(center, center) == share;
-    for (const int rank : {0, center, center + 1, n / 2, n - 1}) {
-      if (rank == center || rank >= n) continue;
+    for (const int rank : {0, center - 1, center + 1, n / 2, n - 1}) {
+      if (rank < 0 || rank == center || rank >= n) continue;
       const int place = rank < center ? rank : rank - 1;  // all ranks in order but the center
       right = right && leaves[place] == rank && graph.in_neighbors(center)[place] == rank &&
               holds(graph.out_neighbors(rank), {center}) &&
