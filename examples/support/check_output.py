@@ -2,15 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs an example and compares what it prints with the comment that ends its source.
 
-usage: check_output.py SOURCE COMMAND [ARGUMENT...]
+usage: check_output.py [--json FILE] SOURCE COMMAND [ARGUMENT...]
 
 The comment starts with a line `// Expected output` (whatever follows on that line). In the lines below it
 `<number>` stands for any number, `<text>` for any text within the line, a line `...` for any lines, and
 everything else for itself. (Around lines that are too long for the formatter one writes `// clang-format off`
-and `// clang-format on`.) Needs nothing but Python itself.
+and `// clang-format on`.) With `--json FILE` the example is given that option too, and what it writes there is
+compared with what it prints: for each line that starts with the name of the first value, as in `epoch 3/10`, one
+JSON object whose numbers stand in that line, rounded and in order. Needs nothing but Python itself.
 """
 
+import decimal
 import difflib
+import json
 import pathlib
 import re
 import subprocess
@@ -57,10 +61,55 @@ def fits(wanted, actual):
     return len(actual) in reachable
 
 
+def refuse_constant(name):
+    raise ValueError(f"{name} is no JSON")
+
+
+def stands_for(printed, value):
+    """Whether a printed number is `value`, rounded."""
+    shown = decimal.Decimal(printed)
+    unit = decimal.Decimal(1).scaleb(shown.as_tuple().exponent)
+    return abs(shown - decimal.Decimal(value)) <= unit * decimal.Decimal("0.500001")
+
+
+def fault_of_row(row, line):
+    """What is wrong with a line of JSON that reports a printed line; nothing where it is right."""
+    number = r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?"
+    printed = iter(re.findall(number, line))
+    for name, value in row.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return f"{name} is {value!r}, no number"
+        if value < 0 or (name == "accuracy" and value > 1):
+            return f"{name} cannot be {value}"
+        if not any(stands_for(each, value) for each in printed):
+            return f"{name} is {value}, which is not printed: {line}"
+    return None
+
+
+def check_json(file, actual):
+    rows = [json.loads(line, parse_constant=refuse_constant) for line in file.read_text(encoding="utf-8").splitlines()]
+    if len(rows) < 2 or any(not isinstance(row, dict) or len(row) < 2 for row in rows):
+        sys.exit(f"{file}: wants an object of several numbers on each of several lines")
+    lines = [line for line in actual if line.split(" ")[0] == next(iter(rows[0]))]
+    if len(lines) != len(rows):
+        sys.exit(f"{file}: {len(rows)} lines of JSON for {len(lines)} printed ones")
+    for row, line in zip(rows, lines):
+        fault = "other names" if row.keys() != rows[0].keys() else fault_of_row(row, line)
+        if fault:
+            sys.exit(f"{file}: {fault}")
+
+
 def main():
-    if len(sys.argv) < 3:
+    arguments = sys.argv[1:]
+    report = None
+    if arguments[:1] == ["--json"] and len(arguments) > 1:
+        report = pathlib.Path(arguments[1])
+        if report.exists():
+            report.unlink()
+        arguments = [*arguments[2:], "--json", str(report)]
+    if len(arguments) < 2:
         sys.exit(__doc__)
-    source, command = sys.argv[1], sys.argv[2:]
+    source, command = arguments[0], arguments[1:]
     wanted = promised(source)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     actual = [line.rstrip() for line in done.stdout.rstrip().splitlines()]
@@ -70,6 +119,8 @@ def main():
     if not fits(wanted, actual):
         print("\n".join(difflib.unified_diff(wanted, actual, "promised", "printed", lineterm="", n=50)))
         sys.exit(f"{source}: it prints something else than it promises")
+    if report:
+        check_json(report, actual)
     print(done.stdout, end="")
 
 
