@@ -6,13 +6,13 @@ know nothing of torch.
 
     compile_cost.py --build FOLDER    a configured build of the benchmarks, whose compiler flags are used
 
-Each file is compiled three times, in turn; of the processor time the median counts. Prints a table and one
-line of JSON per row."""
+Each file is compiled three times, in turn; of the processor time the median counts, of memory the
+most. Prints a table and one line of JSON per row."""
 
 import argparse
 import json
+import os
 import pathlib
-import resource
 import shlex
 import statistics
 import subprocess
@@ -63,10 +63,13 @@ def flags_of(build):
 
 
 def compile_once(words, source, target):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([*words, "-c", source, "-o", target], check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    """Seconds of processor time, and the most memory in MiB that one of the compiler's processes had."""
+    compiler = subprocess.Popen([*words, "-c", source, "-o", target])
+    _, status, used = os.wait4(compiler.pid, 0)
+    compiler.returncode = status  # it has been waited for
+    if status != 0:
+        sys.exit(f"compile_cost: {source} does not compile")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
 def stripped_size(target):
@@ -93,9 +96,12 @@ def main():
             source.write_text(text)
             files[name] = (str(source), str(source.with_suffix(".o")))
         seconds = {name: [] for name in files}
+        memory = {name: 0.0 for name in files}
         for _ in range(arguments.repeats):
             for name, (source, target) in files.items():
-                seconds[name].append(compile_once(words, source, target))
+                processor, peak = compile_once(words, source, target)
+                seconds[name].append(processor)
+                memory[name] = max(memory[name], peak)
         sizes = {name: stripped_size(target) for name, (_, target) in files.items()}
 
     medians = {name: statistics.median(values) for name, values in seconds.items()}
@@ -110,10 +116,15 @@ def main():
          "value": round(medians["bluefog without torch"], 2), "target": "<= 2",
          "met": medians["bluefog without torch"] <= 2},
     ]
+    rows += [{"id": "B21", "work": f"peak memory of the compiler, {name}, MiB", "peer": "torch/torch.h alone",
+              "value": round(memory[name]), "ratio": round(memory[name] / memory["torch alone"], 3),
+              "target": "-", "met": None} for name in files]
     for name in files:
-        print(f"{name:24} {medians[name]:7.2f} s processor time   {sizes[name] / 1024:9.1f} KiB")
+        print(f"{name:24} {medians[name]:7.2f} s processor time   {sizes[name] / 1024:9.1f} KiB   "
+              f"{memory[name]:7.0f} MiB of memory at most")
     for row in rows:
-        print(f"{row['work']:44} {row['value']:9} (target {row['target']}) {'met' if row['met'] else 'MISSED'}")
+        verdict = "" if row["met"] is None else f" (target {row['target']}) {'met' if row['met'] else 'MISSED'}"
+        print(f"{row['work']:56} {row['value']:9}{verdict}")
     for row in rows:
         print(json.dumps(row))
 

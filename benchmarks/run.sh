@@ -53,7 +53,7 @@ run averaging_kernels
 run topology_cost
 run engine_dispatch
 run neighbor_allreduce 2
-run allreduce_vs_averaging 2 4
+run allreduce_vs_averaging 2 4 8
 run gradient_bucket_allreduce 2 4
 run optimizer_cost 2 4 8
 run training_step 2 4
