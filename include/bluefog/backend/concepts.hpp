@@ -22,7 +22,9 @@ namespace bluefog {
 /// touches the buffers any more. `abandon()` asks the transport to let go of the buffers; after it,
 /// `ready()` turns true as soon as it has. `waiting_for()` lists, ascending, the ranks whose part
 /// is still missing, or of some of whom it is; empty if the transport does not know. Destroying a
-/// complete operation never blocks.
+/// complete operation never blocks. A transport that may fail and still not let go of the buffers
+/// has a `failure()` as well, which then says why and is null otherwise: the operation is given up
+/// for that reason, before its time is over.
 template <class T>
 concept pending_operation =
     std::default_initializable<T> && std::movable<T> && requires(T& operation, const T& view) {

@@ -14,7 +14,7 @@ namespace bluefog {
 /// Watches over operations that take long, seldom enough to cost nothing.
 ///
 /// It answers ranks that ask whether this one is there, asks in turn, warns, and tells when an
-/// operation's time is over.
+/// operation's time is over, or its transport has failed without letting go of it.
 class supervisor {
  public:
   using clock = job::clock;
@@ -31,6 +31,7 @@ class supervisor {
   /// \return why the job has to be given up; null if it may go on.
   [[nodiscard]] std::exception_ptr look(job& it) noexcept {
     try {
+      if (auto why = it.work_.stuck()) return why;
       const lane& home = it.home();
       const auto waited = round_ - it.since();
       const auto& limits = home.limits();

@@ -30,6 +30,10 @@ class pending_reference {
     result.waiting_for_ = [](const void* it) {
       return static_cast<const Operation*>(it)->waiting_for();
     };
+    if constexpr (requires { operation.failure(); })
+      result.failure_ = [](const void* it) noexcept {
+        return std::exception_ptr(static_cast<const Operation*>(it)->failure());
+      };
     return result;
   }
 
@@ -37,12 +41,16 @@ class pending_reference {
   [[nodiscard]] bool ready() const { return ready_(operation_); }
   void abandon() const noexcept { abandon_(operation_); }
   [[nodiscard]] std::vector<int> waiting_for() const { return waiting_for_(operation_); }
+  [[nodiscard]] std::exception_ptr failure() const noexcept {
+    return failure_ != nullptr ? failure_(operation_) : nullptr;
+  }
 
  private:
   void* operation_ = nullptr;
   bool (*ready_)(void*) = nullptr;
   void (*abandon_)(void*) noexcept = nullptr;
   std::vector<int> (*waiting_for_)(const void*) = nullptr;
+  std::exception_ptr (*failure_)(const void*) noexcept = nullptr;
 };
 
 /// The algorithm of one operation: a coroutine that suspends at each native operation it awaits.
@@ -87,6 +95,9 @@ class task {
   [[nodiscard]] bool holds_order() const noexcept;
   /// \return the ranks whose part is missing, where the transport knows.
   [[nodiscard]] std::vector<int> waiting_for() const;
+  /// \return why what the task awaits has failed, where the transport has not let go of it; null
+  ///         otherwise. Then the task has to be given up.
+  [[nodiscard]] std::exception_ptr stuck() const noexcept;
   /// Gives the task up: it will never advance again, and asks the transport to let go.
   void abandon() noexcept;
   /// \return whether an abandoned task may be destroyed. Makes progress.
@@ -197,6 +208,10 @@ inline bool task::holds_order() const noexcept {
 inline std::vector<int> task::waiting_for() const {
   return handle_ && handle_.promise().pending_ ? handle_.promise().pending_.waiting_for()
                                                : std::vector<int>{};
+}
+
+inline std::exception_ptr task::stuck() const noexcept {
+  return handle_ && handle_.promise().pending_ ? handle_.promise().pending_.failure() : nullptr;
 }
 
 inline void task::abandon() noexcept {

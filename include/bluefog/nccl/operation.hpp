@@ -78,7 +78,8 @@ class operation {
     } catch (...) {
       fail();
     }
-    // What an abort leaves on the stream, it leaves to end by itself.
+    // What an abort leaves on the stream, it leaves to end by itself. Whoever waits need not wait
+    // for that, see `failure()`.
     if (connection_->is_aborted() && connection_->is_working()) return false;
     active_ = false;
     host_.release();
@@ -97,6 +98,10 @@ class operation {
       active_ = false;
     }
   }
+
+  /// \return why it has failed, where the stream works on in spite of the abort, and with the
+  ///         operation's memory: `ready()` may stay false for ever then. Null otherwise.
+  [[nodiscard]] std::exception_ptr failure() const noexcept { return active_ ? failure_ : nullptr; }
 
   /// All whose part it needs: NCCL does not tell whose is missing.
   [[nodiscard]] std::vector<int> waiting_for() const { return peers_; }

@@ -58,7 +58,7 @@ std::atomic<int> until_failure = 0;
 std::atomic<int> failure_code = 0;
 std::atomic<int> objects = 0;
 std::atomic<bool> seen_aborts = false;
-std::atomic<bool> hanging_aborts = false;
+std::array<std::atomic<abort_hangs>, devices> hanging_aborts = {};
 std::atomic<int> abort_count = 0;
 thread_local int device = 0;
 
@@ -170,11 +170,12 @@ void aborts_are_seen(bool yes) {
 bool aborts_are_seen() {
   return seen_aborts;
 }
-void aborts_hang(bool yes) {
-  hanging_aborts = yes;
+void aborts_hang(int on_device, abort_hangs where) {
+  hanging_aborts.at(static_cast<std::size_t>(on_device)) = where;
 }
-void come_back_from_abort() {
-  while (hanging_aborts) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+void pass_abort(abort_hangs here) {
+  while (hanging_aborts.at(static_cast<std::size_t>(device)) == here)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 int aborts() {
   return abort_count;

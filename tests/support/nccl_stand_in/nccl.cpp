@@ -461,9 +461,10 @@ ncclResult_t ncclCommDestroy(ncclComm_t handle) {
   return leave(handle, false, "ncclCommDestroy");
 }
 ncclResult_t ncclCommAbort(ncclComm_t handle) {
-  const ncclResult_t result = leave(handle, true, "ncclCommAbort");
   count_abort();
-  come_back_from_abort();
+  pass_abort(abort_hangs::before);
+  const ncclResult_t result = leave(handle, true, "ncclCommAbort");
+  pass_abort(abort_hangs::after);
   return result;
 }
 

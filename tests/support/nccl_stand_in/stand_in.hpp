@@ -50,9 +50,12 @@ void fail_call(const std::string& function, int on_device, int code);
 /// not, as on one host.
 void aborts_are_seen(bool yes);
 [[nodiscard]] bool aborts_are_seen();
-/// Whether `ncclCommAbort` does what it has to do but does not come back, until this is taken back.
-void aborts_hang(bool yes);
-void come_back_from_abort();
+/// Where `ncclCommAbort` hangs, until that is taken back: before it has done anything, so that what
+/// it should end works on, or after it has done all it has to do.
+enum class abort_hangs : unsigned char { nowhere, before, after };
+void aborts_hang(int on_device, abort_hangs where);
+/// Comes back once an abort on the current device does not hang here.
+void pass_abort(abort_hangs here);
 /// \return how many communicators have been aborted so far.
 [[nodiscard]] int aborts();
 void count_abort();
