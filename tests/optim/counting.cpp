@@ -281,7 +281,9 @@ RANKS_TEST("two models in one optimizer make one pass together", "[optim][counti
     }
 }
 
-RANKS_TEST("a generator and a discriminator average with a wrapper each", "[optim][counting]") {
+RANKS_TEST("a generator and a discriminator with a wrapper each, one stepping more often",
+           "[optim][counting]") {
+  if (comm.size() > 4) return;  // long enough
   const int n = comm.size();
   // Losses of `passes` batches; the generator's reach the discriminator.
   const auto judge_loss = [](mlp& g, mlp& d, int seed) {
@@ -296,77 +298,98 @@ RANKS_TEST("a generator and a discriminator average with a wrapper each", "[opti
         .square()
         .mean();
   };
-  for (const bool combine_first : {true, false})
-    for (const int passes : {1, 2}) {
-      // All ranks by hand: mean of all, before or after each rank's own step.
-      std::vector<mlp> makers, judges;
-      for (int rank = 0; rank < n; ++rank) {
-        makers.push_back(make_mlp(2 * rank));
-        judges.push_back(make_mlp(2 * rank + 1));
+  struct program {
+    int kind;    // of wrapper
+    int passes;  // per step
+    int turns;   // of the generator per turn of the discriminator
+  };
+  constexpr int combines = 0, adapts = 2, reduces = 3;
+  for (const auto& [kind, passes, turns] :
+       {program{combines, 1, 2}, program{combines, 2, 1}, program{adapts, 1, 1},
+        program{adapts, 2, 2}, program{reduces, 1, 2}, program{reduces, 2, 2}}) {
+    captured_log log;
+    // All ranks by hand: mean of all, before or after each rank's own step; or of the gradients.
+    const int apart = kind == reduces ? 0 : 2;
+    std::vector<mlp> makers, judges;
+    for (int rank = 0; rank < n; ++rank) {
+      makers.push_back(make_mlp(apart * rank));
+      judges.push_back(make_mlp(apart * rank + 1));
+    }
+    const auto average = [&](std::vector<mlp>& nets, const auto& part) {
+      const torch::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < nets[0]->parameters().size(); ++i) {
+        at::Tensor mean = torch::zeros_like(nets[0]->parameters()[i]);
+        for (auto& each : nets) mean += part(each->parameters()[i]) / n;
+        for (auto& each : nets) part(each->parameters()[i]).copy_(mean);
       }
-      const auto average = [&](std::vector<mlp>& nets) {
-        const torch::NoGradGuard no_grad;
-        for (std::size_t i = 0; i < nets[0]->parameters().size(); ++i) {
-          at::Tensor mean = torch::zeros_like(nets[0]->parameters()[i]);
-          for (auto& each : nets) mean += each->parameters()[i] / n;
-          for (auto& each : nets) each->parameters()[i].copy_(mean);
-        }
-      };
-      const auto step_by_hand = [&](std::vector<mlp>& nets) {
-        if (combine_first) average(nets);
+    };
+    const auto value = [](const at::Tensor& parameter) { return parameter; };
+    const auto gradient = [](const at::Tensor& parameter) { return parameter.grad(); };
+    const auto step_by_hand = [&](std::vector<mlp>& nets) {
+      if (kind == combines) average(nets, value);
+      if (kind == reduces) average(nets, gradient);
+      const double rate = kind == reduces ? 0.1 / passes : 0.1;
+      {
         const torch::NoGradGuard no_grad;
         for (auto& each : nets)
-          for (auto& parameter : each->parameters()) parameter.sub_(0.1 * parameter.grad());
-        if (!combine_first) average(nets);
-      };
-      mlp maker = make_mlp(2 * comm.rank()), judge = make_mlp(2 * comm.rank() + 1);
-      const auto train = [&](auto& makes, auto& decides) {
-        for (int step = 0; step < 4; ++step) {
-          const auto seed = [&](int rank, int pass) { return 100 * step + 10 * pass + rank; };
-          for (std::size_t rank = 0; rank < makers.size(); ++rank) {
-            judges[rank]->zero_grad();
-            for (int pass = 0; pass < passes; ++pass)
-              judge_loss(makers[rank], judges[rank], seed(static_cast<int>(rank), pass)).backward();
-          }
-          step_by_hand(judges);
-          for (std::size_t rank = 0; rank < makers.size(); ++rank) {
-            makers[rank]->zero_grad();
-            for (int pass = 0; pass < passes; ++pass)
-              make_loss(makers[rank], judges[rank], seed(static_cast<int>(rank), pass)).backward();
-          }
-          step_by_hand(makers);
-
-          decides.zero_grad();
-          for (int pass = 0; pass < passes; ++pass)
-            judge_loss(maker, judge, seed(comm.rank(), pass)).backward();
-          decides.step();
-          makes.zero_grad();
-          for (int pass = 0; pass < passes; ++pass)
-            make_loss(maker, judge, seed(comm.rank(), pass)).backward();
-          makes.step();
-          require_equal(makes.passes_since_communication(), 0);
-        }
-        require_close(flatten(*maker), flatten(*makers[static_cast<std::size_t>(comm.rank())]),
-                      1e-10);
-        require_close(flatten(*judge), flatten(*judges[static_cast<std::size_t>(comm.rank())]),
-                      1e-10);
-      };
-      const auto all = communication_type::allreduce;
-      SGD for_maker(maker->parameters(), 0.1), for_judge(judge->parameters(), 0.1);
-      if (combine_first) {
-        adapt_with_combine makes(std::move(for_maker), maker, comm,
-                                 {.num_steps_per_communication = passes, .communication = all});
-        adapt_with_combine decides(std::move(for_judge), judge, comm,
-                                   {.num_steps_per_communication = passes, .communication = all});
-        train(makes, decides);
-      } else {
-        adapt_then_combine makes(std::move(for_maker), maker, comm,
-                                 {.backward_passes_per_step = passes, .communication = all});
-        adapt_then_combine decides(std::move(for_judge), judge, comm,
-                                   {.backward_passes_per_step = passes, .communication = all});
-        train(makes, decides);
+          for (auto& parameter : each->parameters()) parameter.sub_(rate * parameter.grad());
       }
+      if (kind == adapts) average(nets, value);
+    };
+    mlp maker = make_mlp(apart * comm.rank()), judge = make_mlp(apart * comm.rank() + 1);
+    const auto train = [&](auto& makes, auto& decides) {
+      for (int step = 0; step < 3; ++step) {
+        const auto seed = [&](int rank, int turn, int pass) {
+          return 100 * step + 30 * turn + 10 * pass + rank;
+        };
+        const auto by_hand = [&](std::vector<mlp>& nets, const auto& loss, int turn) {
+          for (std::size_t rank = 0; rank < nets.size(); ++rank) {
+            nets[rank]->zero_grad();
+            for (int pass = 0; pass < passes; ++pass)
+              loss(makers[rank], judges[rank], seed(static_cast<int>(rank), turn, pass)).backward();
+          }
+          step_by_hand(nets);
+        };
+        const auto by_wrapper = [&](auto& optimizer, mlp& net, const auto& loss, int turn) {
+          step % 2 == 0 ? optimizer.zero_grad() : net->zero_grad();
+          for (int pass = 0; pass < passes; ++pass)
+            loss(maker, judge, seed(comm.rank(), turn, pass)).backward();
+          optimizer.step();
+          require_equal(optimizer.passes_since_communication(), 0);
+        };
+        by_hand(judges, judge_loss, 0);
+        by_wrapper(decides, judge, judge_loss, 0);
+        for (int turn = 0; turn < turns; ++turn) {
+          by_hand(makers, make_loss, turn);
+          by_wrapper(makes, maker, make_loss, turn);
+        }
+      }
+    };
+    constexpr auto all = communication_type::allreduce;
+    SGD for_maker(maker->parameters(), 0.1), for_judge(judge->parameters(), 0.1);
+    if (kind == combines) {
+      adapt_with_combine makes(std::move(for_maker), maker, comm,
+                               {.num_steps_per_communication = passes, .communication = all});
+      adapt_with_combine decides(std::move(for_judge), judge, comm,
+                                 {.num_steps_per_communication = passes, .communication = all});
+      train(makes, decides);
+    } else if (kind == adapts) {
+      adapt_then_combine makes(std::move(for_maker), maker, comm,
+                               {.backward_passes_per_step = passes, .communication = all});
+      adapt_then_combine decides(std::move(for_judge), judge, comm,
+                                 {.backward_passes_per_step = passes, .communication = all});
+      train(makes, decides);
+    } else {
+      gradient_allreduce makes(std::move(for_maker), maker, comm,
+                               {.backward_passes_per_step = passes, .bucket_bytes = 300});
+      gradient_allreduce decides(std::move(for_judge), judge, comm,
+                                 {.backward_passes_per_step = passes, .bucket_bytes = 300});
+      train(makes, decides);
     }
+    require_close(flatten(*maker), flatten(*makers[static_cast<std::size_t>(comm.rank())]), 1e-10);
+    require_close(flatten(*judge), flatten(*judges[static_cast<std::size_t>(comm.rank())]), 1e-10);
+    require_equal(log.count(""), 0);
+  }
 }
 
 RANKS_TEST("a miscount can be an exception, of every wrapper", "[optim][counting]") {

@@ -28,9 +28,12 @@ class pass_counter {
   }
 
   /// Counts one pass. \param kind  "forward", "backward" or "step".
-  /// \throws usage_error if J passes have been counted already and that is to be raised.
+  /// \throws usage_error if J passes have been counted already and that is to be raised. Backwards
+  ///         that another optimizer has stepped on do not make it too many: as many as the
+  ///         generator's may reach a discriminator before it clears its gradients.
   void count(std::string_view kind) {
-    if (passes_ >= wanted_) complain(kind);
+    if (passes_ >= wanted_)
+      if (const int own = passes_ - foreign(); own >= wanted_) complain(kind, own + 1);
     ++passes_;
     ++unused_;
   }
@@ -93,12 +96,16 @@ class pass_counter {
     return found != forwards_.end() ? found->second : forwards_.emplace_back(model, 0).second;
   }
 
-  void complain(std::string_view kind) {
+  // How many of the passes may still turn out to be meant for other optimizers only.
+  [[nodiscard]] int foreign() const {
+    return static_cast<int>(std::ranges::count_if(pending_, &backward_ledger::consumed));
+  }
+
+  void complain(std::string_view kind, int passes) {
     const auto text = [&] {
-      return concat(optimizer_, ": ", passes_ + 1, " ", kind,
-                    "s since the last communication, but ", option_, " is ", wanted_,
-                    ": a step() has to follow every ", wanted_, " ", kind, "s. Adjust ", option_,
-                    ", or call reset_passes() where a window is cut short");
+      return concat(optimizer_, ": ", passes, " ", kind, "s since the last communication, but ",
+                    option_, " is ", wanted_, ": a step() has to follow every ", wanted_, " ", kind,
+                    "s. Adjust ", option_, ", or call reset_passes() where a window is cut short");
     };
     if (on_miscount_ == miscount::raise) throw usage_error(text());
     if (!std::exchange(warned_, true)) logger::write(log_level::warning, text());
