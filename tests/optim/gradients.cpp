@@ -453,6 +453,34 @@ RANKS_TEST("gradients travel compressed and are summed in single precision",
   }
 }
 
+RANKS_TEST("predivision and division by the passes are not done in the type of the wire",
+           "[optim][gradients][compression]") {
+  const int n = comm.size();
+  struct row {
+    reduce_op op;
+    double predivide;
+    int passes;
+    double gradient;  // of the first pass; the others' is zero
+    double wanted;
+  };
+  // Half precision ends at 65504, and at 6e-8.
+  for (const auto& [op, predivide, passes, gradient, wanted] :
+       {row{reduce_op::sum, 4, 1, 30000, 30000.0 * n}, row{reduce_op::average, 4, 1, 1e5, 1e5},
+        row{reduce_op::average, 1, 4, 6e-8, 1.5e-8}}) {
+    holder model(torch::zeros({3}));
+    gradient_allreduce optimizer(SGD(model.parameters(), 1.0), model, comm,
+                                 {.backward_passes_per_step = passes,
+                                  .compression = optim::compression::fp16,
+                                  .op = op,
+                                  .predivide = predivide});
+    for (int pass = 0; pass < passes; ++pass)
+      linear_loss(model.weight, torch::full({3}, pass == 0 ? gradient : 0.0)).backward();
+    optimizer.step();
+    for (int i = 0; i < 3; ++i)
+      require_near(-model.weight[i].template item<double>() / wanted, 1, 0.01);
+  }
+}
+
 RANKS_TEST("sums, predivision, and refused options", "[optim][gradients]") {
   const int n = comm.size();
   holder model(torch::zeros({3}, at::kDouble));
@@ -462,6 +490,13 @@ RANKS_TEST("sums, predivision, and refused options", "[optim][gradients]") {
     linear_loss(model.weight, torch::full({3}, 1.0 + comm.rank(), at::kDouble)).backward();
     optimizer.synchronize();
     require_close(model.weight.grad(), torch::full({3}, n * (n + 1) / 2.0, at::kDouble), 1e-13);
+  }
+  model.zero_grad();
+  {
+    gradient_allreduce optimizer(SGD(model.parameters(), 1.0), model, comm, {.predivide = 3});
+    linear_loss(model.weight, torch::full({3}, 1.0 + comm.rank(), at::kDouble)).backward();
+    optimizer.synchronize();
+    require_close(model.weight.grad(), torch::full({3}, (n + 1) / 2.0, at::kDouble), 1e-13);
   }
   const auto refused = [&](optim::gradient_allreduce_options options) {
     return require_throws<usage_error>(

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <bluefog/backend/concepts.hpp>
@@ -124,8 +126,10 @@ class gradient_buckets {
         gradient = gradient.clone();
         at::Tensor(owner.parameter).mutable_grad() = gradient;
       }
-      if (!lies_there || !options_.in_place) slot.copy_(gradient);
-      if (options_.predivide != 1) slot.div_(options_.predivide);
+      if (options_.predivide != 1)  // in the gradient's type, which may hold what the slot's cannot
+        at::div_out(slot, gradient, at::scalar_tensor(options_.predivide, at::kDouble));
+      else if (!lies_there || !options_.in_place)
+        slot.copy_(gradient);
     } else {
       slot.zero_();
     }
@@ -159,16 +163,15 @@ class gradient_buckets {
   void hand_over(double passes) {
     const double factor = options_.predivide / passes;
     for (bucket& each : buckets_) {
-      if (each.members.empty()) continue;
-      if (factor != 1) each.flat.narrow(0, 0, each.count).mul_(factor);
+      const auto as_is = [&](const member& it) { return each.type == it.type; };
+      const bool all_as_is = std::ranges::all_of(each.members, as_is);
+      if (all_as_is && factor != 1) each.flat.narrow(0, 0, each.count).mul_(factor);
       for (std::size_t i = 0; i < each.members.size(); ++i) {
         if (each.reduced_flag(i) == 0) continue;
-        at::Tensor parameter = each.members[i].parameter;
-        const at::Tensor& reduced = each.members[i].slot;
-        if (reduced.scalar_type() == parameter.scalar_type())
-          parameter.mutable_grad() = reduced;
-        else
-          parameter.mutable_grad() = reduced.to(parameter.scalar_type());
+        const member& it = each.members[i];
+        at::Tensor reduced = all_as_is ? it.slot : it.slot.to(it.type, false, /*copy=*/true);
+        if (!all_as_is && factor != 1) reduced.mul_(factor);
+        at::Tensor(it.parameter).mutable_grad() = std::move(reduced);
       }
     }
   }
