@@ -48,6 +48,14 @@ static at::Tensor mixed_on_ring(const at::Tensor& all, int rank) {
   return sum;
 }
 
+// What the sources sent, one behind the other.
+template <class Graph>
+static at::Tensor gathered_around(const at::Tensor& all, const Graph& graph, int rank) {
+  std::vector<at::Tensor> sources{all[0].slice(0, 0, 0)};
+  for (const int source : graph.in_neighbors(rank)) sources.push_back(all[source]);
+  return at::cat(sources);
+}
+
 RANKS_TEST("every operation takes every arrangement in memory and gives the same one back",
            "[tensor][layout]") {
   const int rank = comm.rank();
@@ -84,9 +92,7 @@ RANKS_TEST("every operation takes every arrangement in memory and gives the same
       const auto g = bluefog::allgather(comm, x);
       require_tensor(g, all.flatten(0, 1));
       require(g.suggest_memory_format() == x.suggest_memory_format(), name);
-      std::vector<at::Tensor> sources{all[0].slice(0, 0, 0)};
-      for (const int source : graph.in_neighbors(rank)) sources.push_back(all[source]);
-      require_tensor(bluefog::neighbor_allgather(comm, x), at::cat(sources));
+      require_tensor(bluefog::neighbor_allgather(comm, x), gathered_around(all, graph, rank));
     }
   }
 }
@@ -189,7 +195,8 @@ RANKS_TEST("each type works with each operation or is refused by name", "[tensor
     }
     require_tensor(bluefog::broadcast(comm, x, 0), all[0]);
     require_tensor(bluefog::allgather(comm, x), all.flatten());
-    bluefog::neighbor_allgather(comm, x);
+    require_tensor(bluefog::neighbor_allgather(comm, x),
+                   gathered_around(all, bluefog::topology::exponential(size), rank));
     if (at::isFloatingType(type)) {
       const double tolerance = type == at::kBFloat16 ? 0.05 : type == at::kHalf ? 0.01 : 1e-6;
       require_tensor(bluefog::allreduce(comm, x), all.to(at::kDouble).mean(0).to(type), tolerance);
@@ -229,6 +236,75 @@ RANKS_TEST("halves are summed in float32 and rounded once", "[tensor][dtype]") {
   require_tensor(bluefog::allreduce(comm, x, reduce_op::sum), wanted);
 }
 
+namespace {
+
+/// Tensors of three types and many shapes, and what all ranks have of all of them.
+class many_tensors {
+ public:
+  many_tensors(int count, int rank, int size) : all_(at::zeros({size, 0}, at::kDouble)) {
+    std::vector<at::Tensor> all{all_};
+    for (int i = 0; i < count; ++i) {
+      const auto type = i % 3 == 0 ? at::kFloat : i % 3 == 1 ? at::kDouble : at::kBFloat16;
+      const auto mine = sample(rank, {i % 4, 2}, type);
+      own.push_back(i % 2 == 0 ? mine : mine.t().contiguous().t());
+      all.push_back(samples(size, {i % 4 * 2}));
+    }
+    all_ = at::cat(all, 1);
+    mine_ = all_[rank];
+  }
+  void reset() const {
+    std::int64_t begin = 0;
+    for (const auto& each : own) {
+      each.copy_(mine_.narrow(0, begin, each.numel()).view(each.sizes()));
+      begin += each.numel();
+    }
+  }
+  /// Checks what an operation has made of all tensors.
+  /// \param wanted  what it makes of all ranks' values, along the first dimension.
+  template <class Wanted>
+  void require_all(const std::vector<at::Tensor>& results, Wanted wanted) const {
+    require_equal(results.size(), own.size());
+    const at::Tensor exact = wanted(all_);
+    std::vector<at::Tensor> parts;
+    std::int64_t begin = 0;
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      require(results[i].scalar_type() == own[i].scalar_type(), "another type");
+      require(results[i].sizes() == own[i].sizes(), "another shape");
+      parts.push_back(exact.narrow(0, begin, own[i].numel()).to(own[i].scalar_type()));
+      begin += own[i].numel();
+    }
+    const auto halves = [](const std::vector<at::Tensor>& list, bool are) {
+      std::vector<at::Tensor> some;
+      for (const auto& each : list)
+        if ((each.scalar_type() == at::kBFloat16) == are) some.push_back(each);
+      return flat(some, at::kDouble);
+    };
+    require_tensor(halves(results, true), halves(parts, true), 0.05);
+    require_tensor(halves(results, false), halves(parts, false), 1e-6);
+  }
+
+  std::vector<at::Tensor> own;
+
+ private:
+  static at::Tensor flat(const std::vector<at::Tensor>& list, at::ScalarType type) {
+    std::vector<at::Tensor> parts{at::empty({0}, type)};
+    for (const auto& each : list) parts.push_back(each.to(type).reshape({-1}));
+    return at::cat(parts);
+  }
+
+  at::Tensor all_;   // in double, one row per rank
+  at::Tensor mine_;  // this rank's row
+};
+
+template <class Comm, class Operation>
+std::int64_t messages_of(Comm& comm, Operation operation) {
+  const auto before = comm.statistics().messages_sent;
+  operation();
+  return comm.statistics().messages_sent - before;
+}
+
+}  // namespace
+
 RANKS_TEST("many tensors travel as one message per neighbour, however many and of whatever types",
            "[tensor][list]") {
   const int rank = comm.rank();
@@ -236,35 +312,35 @@ RANKS_TEST("many tensors travel as one message per neighbour, however many and o
   const bluefog::topology::exponential graph(size);
   const auto destinations = static_cast<std::int64_t>(graph.out_neighbors(rank).size());
   for (const int count : {0, 1, 1000}) {
-    std::vector<at::Tensor> all;
-    std::vector<at::Tensor> own;
-    for (int i = 0; i < count; ++i) {
-      const auto type = i % 3 == 0 ? at::kFloat : i % 3 == 1 ? at::kDouble : at::kBFloat16;
-      all.push_back(samples(size, {i % 4, 2}, type));
-      own.push_back(i % 2 == 0 ? all.back()[rank].clone() : all.back()[rank].t().contiguous().t());
-    }
-    const auto begin = comm.statistics();
-    const auto results = bluefog::neighbor_allreduce(comm, own, graph);
-    require_equal(comm.statistics().messages_sent - begin.messages_sent, destinations);
-    require_equal(results.size(), own.size());
-    const auto sums = bluefog::allreduce(comm, own, reduce_op::sum);
-    const auto first = bluefog::broadcast(comm, own, 0);
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      const auto type = own[i].scalar_type();
-      require_tensor(results[i], mixed(all[i].to(at::kDouble), graph, rank).to(type),
-                     type == at::kBFloat16 ? 0.05 : 1e-6);
-      require_tensor(sums[i], all[i].to(at::kDouble).sum(0).to(type));
-      require_tensor(first[i], all[i][0]);
-    }
+    if (count == 1000 && size > 4) continue;  // takes long and is more of the same
+    const many_tensors many(count, rank, size);
+    const auto& own = many.own;
+    const std::int64_t types = std::min(count, 3);
+    std::vector<at::Tensor> results;
+    require_equal(
+        messages_of(comm, [&] { results = bluefog::neighbor_allreduce(comm, own, graph); }),
+        destinations);
+    many.require_all(results, [&](const at::Tensor& all) { return mixed(all, graph, rank); });
+    many.require_all(bluefog::allreduce(comm, own, reduce_op::sum),
+                     [](const at::Tensor& all) { return all.sum(0); });
+    many.require_all(bluefog::broadcast(comm, own, 0),
+                     [](const at::Tensor& all) { return all[0]; });
     bluefog::neighbor_allreduce_(comm, own, graph);
     for (std::size_t i = 0; i < own.size(); ++i) require_tensor(own[i], results[i]);
-    const auto middle = comm.statistics();
-    bluefog::allreduce_(comm, own);
-    const std::int64_t types = std::min(count, 3);
-    require_equal(comm.statistics().messages_sent - middle.messages_sent, size > 1 ? types : 0);
-    if (const int peer = rank ^ 1; peer < size) bluefog::pair_gossip_(comm, own, peer);
-    bluefog::hierarchical_neighbor_allreduce_(comm, own,
-                                              bluefog::topology::exponential(comm.machine_size()));
+    const auto reduced_all = messages_of(comm, [&] { bluefog::allreduce_(comm, own); });
+    require_equal(reduced_all, size > 1 ? types : 0);
+    many.reset();
+    if (const int peer = rank ^ 1; peer < size) {
+      const auto once =
+          messages_of(comm, [&] { results = bluefog::pair_gossip_(comm, own, peer, 0.25, 0.75); });
+      require_equal(once, std::int64_t{1});
+      many.require_all(own,
+                       [&](const at::Tensor& all) { return 0.25 * all[rank] + 0.75 * all[peer]; });
+      for (std::size_t i = 0; i < own.size(); ++i) require(results[i].is_same(own[i]));
+      many.reset();
+      many.require_all(bluefog::pair_gossip(comm, own, peer),
+                       [&](const at::Tensor& all) { return 0.5 * (all[rank] + all[peer]); });
+    }
   }
 }
 
@@ -283,6 +359,18 @@ RANKS_TEST("requests hold results and what is sent, and may be waited for in any
   auto several = bluefog::allreduce_nonblocking_(comm, list, reduce_op::sum);
   auto here = all[rank].t().contiguous().t();
   auto in_place = bluefog::neighbor_allreduce_nonblocking_(comm, here);
+  auto first = all[rank].t().contiguous().t();
+  auto root = bluefog::broadcast_nonblocking_(comm, first, 0);
+  auto machines = bluefog::hierarchical_neighbor_allreduce_nonblocking(comm, x);
+  auto machine = all[rank].t().contiguous().t();
+  auto machines_in_place = bluefog::hierarchical_neighbor_allreduce_nonblocking_(comm, machine);
+  const int peer = rank ^ 1;
+  auto both = all[rank].clone();
+  std::vector<bluefog::request<at::Tensor>> pairs;
+  if (peer < size) {
+    pairs.push_back(bluefog::pair_gossip_nonblocking(comm, x, peer, 0.25, 0.75));
+    pairs.push_back(bluefog::pair_gossip_nonblocking_(comm, both, peer));
+  }
   x.reset();  // the requests keep what they need
   require_tensor(in_place.wait(), mixed(all, bluefog::topology::exponential(size), rank), 1e-12);
   require_tensor(here, mixed(all, bluefog::topology::exponential(size), rank), 1e-12);
@@ -294,7 +382,18 @@ RANKS_TEST("requests hold results and what is sent, and may be waited for in any
   require_tensor(neighbors.wait(), mixed_on_ring(all, rank), 1e-12);
   require_tensor(average.wait(), all.mean(0).t(), 1e-12);
   require_throws<bluefog::usage_error>([&] { average.wait(); });
-  around.wait();
+  require_tensor(around.wait(), gathered_around(all, bluefog::topology::exponential(size), rank));
+  require(root.wait().is_same(first));
+  require_tensor(first, all[0]);
+  const auto mean = machines.wait();
+  require(machines_in_place.wait().is_same(machine));
+  if (comm.machine_size() == 1) require_tensor(mean, all.mean(0), 1e-12);
+  require_tensor(machine, mean);
+  if (peer < size) {
+    require(pairs[1].wait().is_same(both));
+    require_tensor(both, 0.5 * (all[rank] + all[peer]), 1e-12);
+    require_tensor(pairs[0].wait(), 0.25 * all[rank] + 0.75 * all[peer], 1e-12);
+  }
   bluefog::allreduce_nonblocking(comm, at::ones({1000}));  // dropped: waits
 }
 
@@ -304,16 +403,58 @@ TEST_CASE("hierarchical averages mix the means of machines", "[tensor][hierarchi
       [](auto& comm) {
         const auto all = samples(6, {5, 3});
         const bluefog::topology::ring machines(3);
-        at::Tensor wanted = at::zeros({5, 3}, at::kDouble);
-        for (int machine = 0; machine < 3; ++machine)
-          wanted += machines.weight(machine, comm.machine_rank()) *
-                    all.slice(0, 2 * machine, 2 * machine + 2).mean(0);
+        const auto mixed_means = [&](const at::Tensor& values) {
+          at::Tensor sum = at::zeros(values[0].sizes(), at::kDouble);
+          for (int machine = 0; machine < 3; ++machine)
+            sum += machines.weight(machine, comm.machine_rank()) *
+                   values.slice(0, 2 * machine, 2 * machine + 2).mean(0);
+          return sum;
+        };
+        const at::Tensor wanted = mixed_means(all);
         const auto x = all[comm.rank()].t().contiguous().t();
         require_tensor(bluefog::hierarchical_neighbor_allreduce(comm, x, machines), wanted, 1e-12);
-        const std::vector<at::Tensor> list{x, x.to(at::kFloat)};
-        const auto results = bluefog::hierarchical_neighbor_allreduce(comm, list, machines);
-        require_tensor(results[0], wanted, 1e-12);
-        require_tensor(results[1], wanted.to(at::kFloat), 1e-5);
+        auto request = bluefog::hierarchical_neighbor_allreduce_nonblocking(comm, x, machines);
+        const auto y = x.clone();
+        bluefog::hierarchical_neighbor_allreduce_nonblocking_(comm, y, machines).wait();
+        require_tensor(y, wanted, 1e-12);
+        require_tensor(request.wait(), wanted, 1e-12);
+        for (const int count : {0, 1, 1000}) {
+          const many_tensors many(count, comm.rank(), 6);
+          const auto sent = messages_of(
+              comm, [&] { bluefog::hierarchical_neighbor_allreduce_(comm, many.own, machines); });
+          // The next machine and the one before it, and what is shared within the machine.
+          require_equal(sent, std::int64_t{3} * std::min(count, 3));
+          many.require_all(many.own, mixed_means);
+          many.reset();
+          many.require_all(
+              bluefog::hierarchical_neighbor_allreduce_nonblocking(comm, many.own, machines).wait(),
+              mixed_means);
+        }
+      },
+      {.nodes_per_machine = 2});
+}
+
+TEST_CASE("a reduction within machines leaves other machines alone, and so does its gradient",
+          "[tensor][hierarchical][thread]") {
+  bluefog::run_threads(
+      6,
+      [](auto& comm) {
+        constexpr bluefog::allreduce_options within{.scope = bluefog::scope::machine};
+        const auto all = samples(6, {5, 3});
+        const int machine = comm.machine_rank();
+        const auto here = all.slice(0, 2 * machine, 2 * machine + 2);
+        const auto x = all[comm.rank()].t().contiguous().t();
+        require_tensor(bluefog::allreduce(comm, x, reduce_op::average, within), here.mean(0));
+        require_tensor(bluefog::allreduce_nonblocking(comm, x, reduce_op::max, within).wait(),
+                       std::get<0>(here.max(0)));
+        const std::vector<at::Tensor> list{x.clone(), x.to(at::kLong)};
+        bluefog::allreduce_(comm, list, reduce_op::sum, within);
+        require_tensor(list[0], here.sum(0));
+        require_tensor(list[1], here.sum(0).to(at::kLong));
+        const auto leaf = x.clone().requires_grad_();
+        const auto y = bluefog::allreduce(comm, leaf, reduce_op::sum, within);
+        (y * (comm.rank() + 1)).sum().backward();
+        require_tensor(leaf.grad(), at::full({5, 3}, 4.0 * machine + 3, at::kDouble));
       },
       {.nodes_per_machine = 2});
 }

@@ -29,14 +29,17 @@ inline at::Tensor samples(int ranks, at::IntArrayRef sizes, at::ScalarType type 
 /// Checks type, shape and values.
 inline void require_tensor(const at::Tensor& got, const at::Tensor& wanted, double tolerance = 0,
                            std::source_location where = std::source_location::current()) {
-  std::ostringstream text;
-  text << "got " << got.detach().contiguous() << "\nwanted " << wanted.detach().contiguous();
+  const auto values = [&] {  // only then: writing tensors takes longer than most operations
+    std::ostringstream text;
+    text << "got " << got.detach().contiguous() << "\nwanted " << wanted.detach().contiguous();
+    return text.str();
+  };
   if (got.scalar_type() != wanted.scalar_type() || got.sizes() != wanted.sizes())
-    fail_here("type or shape differ: " + text.str(), where);
+    fail_here("type or shape differ: " + values(), where);
   if (got.numel() == 0) return;
   const auto difference =
       (got.detach().to(at::kDouble) - wanted.detach().to(at::kDouble)).abs().max().item<double>();
-  if (!(difference <= tolerance)) fail_here(text.str(), where);
+  if (!(difference <= tolerance)) fail_here(values(), where);
 }
 
 /// One logical tensor in one arrangement in memory.
