@@ -136,6 +136,39 @@ task failing_task(operation_context<Backend> context, std::exception_ptr problem
   std::rethrow_exception(problem);
 }
 
+/// Exchanges values with everybody in several steps, and notes which thread takes each.
+template <backend Backend>
+task noting_task(operation_context<Backend> context, std::vector<std::thread::id>* threads,
+                 std::atomic<bool>* over) {
+  std::vector<int> all(static_cast<std::size_t>(context.size()));
+  for (int step = 0; step < 4; ++step) {
+    threads->push_back(std::this_thread::get_id());
+    auto gathering = gather_equal(context, std::vector<int>{step}, &all);
+    co_await std::move(gathering);
+  }
+  threads->push_back(std::this_thread::get_id());
+  *over = true;
+}
+
+/// Is over as soon as another thread than the caller's asks.
+struct elsewhere {
+  std::thread::id caller;
+  [[nodiscard]] bool ready() const { return std::this_thread::get_id() != caller; }
+  void abandon() noexcept {}
+  [[nodiscard]] std::vector<int> waiting_for() const { return {}; }
+};
+
+/// Keeps the communication thread, and so all progress but a caller's own, until it is let go.
+template <backend Backend>
+task holding_task(operation_context<Backend>, elsewhere thread, std::atomic<bool>* held,
+                  const std::atomic<bool>* let_go, std::atomic<bool>* in_vain) {
+  co_await thread;
+  *held = true;
+  const auto latest = std::chrono::steady_clock::now() + 10s;
+  while (!*let_go && std::chrono::steady_clock::now() < latest) std::this_thread::sleep_for(1ms);
+  *in_vain = !*let_go;
+}
+
 }  // namespace
 
 static_assert(backend<foreground_backend>);
@@ -268,6 +301,41 @@ RANKS_TEST("an operation that fails throws at its own wait, and later ones work"
                     std::string("the user's"));
     });
   }
+}
+
+TEST_CASE("operations go on while the caller does something else", "[backend][engine]") {
+  run_threads(3, [](thread_communicator& comm) {
+    std::vector<std::thread::id> threads;
+    std::atomic<bool> over = false;
+    request<void> pending(comm.driver(), comm.start({.operation = "noting"}, [&](auto context) {
+      return noting_task(context, &threads, &over);
+    }));
+    // Neither a wait nor a question, which would make the progress themselves.
+    const auto latest = std::chrono::steady_clock::now() + 10s;
+    while (!over && std::chrono::steady_clock::now() < latest) std::this_thread::sleep_for(1ms);
+    require(over, "no progress without the caller");
+    pending.wait();
+  });
+}
+
+TEST_CASE("a blocking operation with nothing before it never leaves the caller's thread",
+          "[backend][engine]") {
+  run_threads(3, [](thread_communicator& comm) {
+    auto copy = comm.duplicate();
+    std::atomic<bool> held = false, let_go = false, in_vain = false;
+    request<void> other(copy.driver(), copy.start({.operation = "holding"}, [&](auto context) {
+      return holding_task(context, {std::this_thread::get_id()}, &held, &let_go, &in_vain);
+    }));
+    while (!held) std::this_thread::sleep_for(1ms);
+    std::vector<std::thread::id> threads;
+    std::atomic<bool> over = false;
+    comm.run({.operation = "noting"},
+             [&](auto context) { return noting_task(context, &threads, &over); });
+    let_go = true;
+    other.wait();
+    require(!in_vain, "waited for the communication thread");
+    require(threads == std::vector(5, std::this_thread::get_id()), "another thread took part");
+  });
 }
 
 TEST_CASE("another thread may wait, or ask, while the caller goes on", "[backend][engine]") {
@@ -455,6 +523,32 @@ TEST_CASE("a time-out names all missing ranks, for every operation", "[backend][
               },
               {.timeout = 1500ms, .stall_warning = 300ms});
   CHECK(told >= 1);
+}
+
+TEST_CASE("of a warning later than the time-out only the time-out is left", "[backend][engine]") {
+  const bluefog_test::log_capture log;
+  bluefog_test::meeting end(3);
+  std::atomic<int> told = 0;
+  run_threads(3,
+              [&](thread_communicator& comm) {
+                std::vector<int> x(5, 1);
+                std::string text;
+                if (comm.rank() != 1) {
+                  try {
+                    allreduce(comm, x, x, reduce_op::sum);
+                  } catch (const timeout_error& problem) {
+                    text = problem.what();
+                    ++told;
+                  } catch (const peer_error&) {  // of the one that gave up first
+                  }
+                }
+                end.arrive_and_wait();
+                // The other one that waits has said so, though nothing was to be warned of.
+                require(text.empty() || text.ends_with("not heard from rank 1"), text);
+              },
+              {.timeout = 500ms, .stall_warning = 60s});
+  CHECK(told >= 1);
+  CHECK(log.lines_with("stall").empty());
 }
 
 TEST_CASE("operations queued behind one that times out do not wait for their own time",

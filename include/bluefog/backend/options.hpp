@@ -20,7 +20,8 @@ struct communicator_options {
   /// wait for that, to its end (`BLUEFOG_TIMEOUT`).
   std::chrono::milliseconds timeout = settings::from_environment().timeout;
   /// Time after which the log names an operation that waits, and for whom
-  /// (`BLUEFOG_STALL_WARNING`).
+  /// (`BLUEFOG_STALL_WARNING`). One at or above `timeout` means none: the error says it all. What
+  /// ranks do before either is over follows from the smaller.
   std::chrono::milliseconds stall_warning = settings::from_environment().stall_warning;
   /// So many consecutive ranks count as one machine (`BLUEFOG_NODES_PER_MACHINE`); by default the
   /// ranks that share memory do. The same on every rank.
