@@ -7,6 +7,7 @@
 #include <barrier>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -87,14 +88,22 @@ std::string on_faulty_threads(
   return {.sources = {{(rank + size - 1) % size}}, .destinations = {{(rank + 1) % size}}};
 }
 
+/// How many operations ended in which way, over all runs of a test: without both it shows little.
+struct outcomes {
+  std::atomic<int> completed = 0;
+  std::atomic<int> failed = 0;
+};
+
 /// One round of operations; counts those that failed as they may.
 struct round_of_operations {
+  outcomes* all = nullptr;
   int failures = 0;
 
   template <class Act>
   bool attempt(Act act) {
     try {
       act();
+      if (all != nullptr) ++all->completed;
       return true;
     } catch (const timeout_error& problem) {
       require(std::string(problem.what()).find("timed out") != std::string::npos);
@@ -102,6 +111,7 @@ struct round_of_operations {
     } catch (const mismatch_error&) {
     }
     ++failures;
+    if (all != nullptr) ++all->failed;
     return false;
   }
 
@@ -110,23 +120,32 @@ struct round_of_operations {
     const std::size_t count = round % 3 == 0 ? 1200 : 5;
     const auto in = values_of(comm.rank(), round, count);
     const auto kept = in;
-    std::vector<double> all(count), mixed(count, -1);
+    std::vector<double> sum(count), mixed(count, -1);
+    auto in_place = in;
     const auto links = ring_links(comm.rank(), comm.size());
     bool reduced = false;
     bool averaged = false;
+    bool replaced = false;
     if (round % 2 == 0) {
-      reduced = attempt([&] { allreduce(comm, in, all, reduce_op::sum); });
+      reduced = attempt([&] { allreduce(comm, in, sum, reduce_op::sum); });
       averaged = attempt([&] { neighbor_allreduce(comm, in, mixed, links); });
+      replaced = attempt([&] { neighbor_allreduce(comm, in_place, in_place, links); });
     } else {
-      auto first = allreduce_nonblocking(comm, in, all, reduce_op::sum);
+      auto first = allreduce_nonblocking(comm, in, sum, reduce_op::sum);
       auto second = neighbor_allreduce_nonblocking(comm, in, mixed, links);
+      auto third = neighbor_allreduce_nonblocking(comm, in_place, in_place, links);
+      replaced = attempt([&] { third.wait(); });
       averaged = attempt([&] { second.wait(); });
       reduced = attempt([&] { first.wait(); });
     }
     require(in == kept, "an input has changed");
-    if (reduced) require(all == sum_over_ranks(comm.size(), round, count), "a wrong sum");
+    if (reduced) require(sum == sum_over_ranks(comm.size(), round, count), "a wrong sum");
+    const auto average = ring_sum(comm.rank(), comm.size(), round, count);
+    require(
+        std::memcmp(in_place.data(), (replaced ? average : in).data(), count * sizeof(double)) == 0,
+        replaced ? "a wrong average in place" : "an input in place of a failed operation");
     if (averaged)
-      require(mixed == ring_sum(comm.rank(), comm.size(), round, count), "a wrong average");
+      require(mixed == average, "a wrong average");
     else
       require(mixed == std::vector<double>(count, -1), "an output of a failed operation");
   }
@@ -159,6 +178,7 @@ TEST_CASE("delays and reordering change no value", "[backend][faults]") {
 
 TEST_CASE("dropped messages end in errors, never in a hang or a wrong value", "[backend][faults]") {
   const bluefog_test::log_capture quiet;
+  outcomes all;
   for (std::uint64_t seed = 0; seed < 80; ++seed) {
     const int size = 2 + static_cast<int>(seed % 3);
     const auto problem = on_faulty_threads(size,
@@ -168,28 +188,34 @@ TEST_CASE("dropped messages end in errors, never in a hang or a wrong value", "[
                                             .drop = 0.08,
                                             .drop_before = 13},
                                            [&](communicator_type& comm) {
-                                             round_of_operations operations;
-                                             for (int round = 0; round < 6; ++round)
+                                             round_of_operations operations{.all = &all};
+                                             for (int round = 0; round < 4; ++round)
                                                operations.run(comm, round);
                                            },
                                            {.timeout = 60ms, .stall_warning = 20ms});
     INFO("seed " << seed);
     REQUIRE(is_clean(problem));
   }
+  CHECK(all.completed > 0);
+  CHECK(all.failed > 0);
 }
 
 TEST_CASE("operations work again after failures", "[backend][faults]") {
   const bluefog_test::log_capture quiet;
+  outcomes all;
+  int recoveries = 0;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const int size = 2 + static_cast<int>(seed % 3);
     std::barrier<> together(size);
     std::atomic<int> failed = 0;
+    std::atomic<bool> wounded = false;
     std::atomic<bool> recovered = false;
     const auto problem = on_faulty_threads(
-        size, {.seed = seed, .delay = 3, .reorder = true, .drop = 0.15, .drop_before = 9},
+        size, {.seed = seed, .delay = 3, .reorder = true, .drop = 0.15, .drop_before = 10},
         [&](communicator_type& comm) {
-          round_of_operations operations;
-          for (int round = 0; round < 4; ++round) operations.run(comm, round);
+          round_of_operations operations{.all = &all};
+          for (int round = 0; round < 3; ++round) operations.run(comm, round);
+          if (operations.failures > 0) wounded = true;
           // All that went wrong is over; a slow machine may need another attempt.
           for (int attempt = 0; attempt < 20 && !recovered; ++attempt) {
             if (comm.rank() == 0) failed = 0;
@@ -207,11 +233,16 @@ TEST_CASE("operations work again after failures", "[backend][faults]") {
     INFO("seed " << seed);
     REQUIRE(is_clean(problem));
     REQUIRE((recovered || !problem.empty()));
+    if (recovered && wounded) ++recoveries;
   }
+  CHECK(all.completed > 0);
+  CHECK(all.failed > 0);
+  CHECK(recoveries > 0);
 }
 
 TEST_CASE("a rank that dies at any message takes nobody's values with it", "[backend][faults]") {
   const bluefog_test::log_capture quiet;
+  outcomes all;
   for (std::uint64_t seed = 0; seed < 80; ++seed) {
     const int size = 2 + static_cast<int>(seed % 3);
     const faults what{.seed = seed,
@@ -222,8 +253,8 @@ TEST_CASE("a rank that dies at any message takes nobody's values with it", "[bac
     const auto problem = on_faulty_threads(
         size, what,
         [&](communicator_type& comm) {
-          round_of_operations operations;
-          for (int round = 0; round < 5; ++round) {
+          round_of_operations operations{.all = &all};
+          for (int round = 0; round < 4; ++round) {
             operations.run(comm, round);
             // It ends, and its end is noticed; or it goes on as if nothing were wrong.
             if (comm.rank() == what.victim && operations.failures > 0 && what.dead_knows) return;
@@ -233,4 +264,6 @@ TEST_CASE("a rank that dies at any message takes nobody's values with it", "[bac
     INFO("seed " << seed);
     REQUIRE(is_clean(problem));
   }
+  CHECK(all.completed > 0);
+  CHECK(all.failed > 0);
 }
