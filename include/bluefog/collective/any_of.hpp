@@ -21,9 +21,8 @@ namespace bluefog {
 /// \param flag  this rank's condition.
 /// \return whether `flag` is true on at least one rank; the same on all.
 /// \throws timeout_error, transport_error, mismatch_error, peer_error.
-/// \note An allreduce of one byte. `amp::grad_scaler`, by which ranks leave out a step together,
-/// asks
-///       the optimizer for the highest of all ranks' numbers in place of this: one message then
+/// \note An allreduce of one byte. Where `amp::grad_scaler` lets ranks leave out a step together,
+///       it asks the optimizer for the highest of their numbers in place of this: one message then
 ///       tells both what this step and what local steps before it have met, and while it waits the
 ///       optimizer hears of ranks that differ in what they average.
 template <backend Backend>
