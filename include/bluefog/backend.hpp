@@ -2,6 +2,7 @@
 #pragma once
 
 // Umbrella: the concepts that a transport meets, requests, and the communication engine.
+#include <bluefog/backend/agreed_calls.hpp>
 #include <bluefog/backend/backoff.hpp>
 #include <bluefog/backend/check.hpp>
 #include <bluefog/backend/compute.hpp>

@@ -65,6 +65,24 @@ RANKS_TEST("check mode tells every rank what the others called", "[collective][c
   require_equal(y, std::vector<double>(10, 1.0));  // a refused operation changes nothing
 }
 
+RANKS_TEST("check mode names the last calls that ranks agreed on", "[collective][check]") {
+  if (comm.size() == 1) return;
+  auto checked = with_options(comm, {.check = true});
+  std::vector<int> x(10, 1);
+  for (const auto op : {reduce_op::max, reduce_op::min, reduce_op::max})
+    allreduce(checked, x, x, op, {.name = "early"});
+  barrier(checked);
+  allreduce(checked, x, x, reduce_op::min);
+  broadcast(checked, x, 0);
+  const auto text =
+      require_throws<mismatch_error>([&] { broadcast(checked, x, comm.rank() == 1 ? 1 : 0); });
+  require_contains(text, "in operation 7: ");
+  const auto listed = text.find(
+      "; before it: allreduce \"early\" int32 [10] max, barrier, "
+      "allreduce int32 [10] min, broadcast int32 [10] from rank 0");
+  require(listed != std::string::npos && text.find("; before it: ") == listed, text);
+}
+
 RANKS_TEST("check mode finds the operation that does not fit among many in flight",
            "[collective][check]") {
   if (comm.size() == 1) return;

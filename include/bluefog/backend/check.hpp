@@ -103,7 +103,8 @@ task exchange_with(operation_context<Backend> context, std::vector<int> ranks,
 
 /// Compares the call with that of every rank in `ranks`, and sends with receives.
 ///
-/// Throws the same `mismatch_error` on all of them if there is a difference.
+/// Throws the same `mismatch_error` on all of them if there is a difference. It also names the
+/// operations of all ranks that were agreed on last, which shows where the ranks parted.
 template <backend Backend>
 task verify(operation_context<Backend> context, call_description call, std::vector<int> ranks) {
   using detail::contains;
@@ -128,8 +129,10 @@ task verify(operation_context<Backend> context, call_description call, std::vect
 
   const std::string where =
       concat(call.operation, ": ranks disagree in operation ", context.number(), ": ");
+  const std::string before = context.collective() ? context.agreed().text() : "";
   if (auto text = detail::disagreement(calls, self, ranks); !text.empty())
-    throw mismatch_error(where + text);
+    throw mismatch_error(where + text + before);
+  if (context.collective()) context.agreed().add(own.view());
   if (!call.links) co_return;
 
   // Only the two ends of an edge see that it does not fit, so all tell all what they saw.
@@ -149,7 +152,7 @@ task verify(operation_context<Backend> context, call_description call, std::vect
   std::function<fingerprint(int)> same = [&](int) { return verdict; };
   co_await detail::exchange_with(context, ranks, &verdicts, same);
   for (const auto& each : verdicts)
-    if (!each.view().empty()) throw mismatch_error(where + std::string(each.view()));
+    if (!each.view().empty()) throw mismatch_error(where + std::string(each.view()) + before);
 }
 
 /// Runs `work` after the call has been compared.

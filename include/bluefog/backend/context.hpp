@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <utility>
 
+#include <bluefog/backend/agreed_calls.hpp>
 #include <bluefog/backend/compute.hpp>
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/options.hpp>
@@ -74,6 +75,9 @@ class operation_context {
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
   /// \return whether all ranks take part, in one order; else it is between two.
   [[nodiscard]] bool collective() const noexcept { return lane_ == channel::group; }
+
+  /// \return what check mode has found equal on all ranks before.
+  [[nodiscard]] agreed_calls& agreed() const noexcept { return state_->agreed(); }
 
   /// \return messages of this operation, to be filled and submitted.
   [[nodiscard]] counted_exchange<Backend> exchange(

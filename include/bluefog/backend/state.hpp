@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <bluefog/backend/agreed_calls.hpp>
 #include <bluefog/backend/compute.hpp>
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/engine.hpp>
@@ -55,6 +56,8 @@ class communicator_state final : public lane {
     return counters_;
   }
   [[nodiscard]] scratch_pool& scratch() noexcept { return scratch_; }
+  /// Of whoever advances operations of all ranks, one at a time.
+  [[nodiscard]] agreed_calls& agreed() noexcept { return agreed_; }
   [[nodiscard]] const machine_layout& layout() const noexcept { return layout_; }
   void layout(machine_layout machines) { layout_ = std::move(machines); }
 
@@ -146,6 +149,7 @@ class communicator_state final : public lane {
   std::shared_ptr<traffic> counters_;
   machine_layout layout_;
   scratch_pool scratch_;
+  agreed_calls agreed_;
   std::uint64_t next_number_ = 0;
   std::map<int, std::uint64_t> next_pair_number_;
   std::uint64_t subsets_ = 0;
