@@ -12,6 +12,7 @@
 
 #include "nccl/support.hpp"
 
+using namespace bluefog;
 using namespace bluefog_test;
 using namespace std::chrono_literals;
 
@@ -265,6 +266,36 @@ TEST_CASE("what is used after its end is noticed", "[nccl][stand_in]") {
     });
     cudaFree(memory);
     broken("cudaFree of memory that a stream still works on");
+  }
+  SECTION("memory, freed before a kernel that is to read or write it") {
+    const nccl::kernels& kernels = nccl::kernels::of(0);
+    void* memory[3] = {};
+    for (void*& each : memory) cudaMalloc(&each, 32);
+    const auto at = [&](int i) {
+      return mutable_buffer{static_cast<std::byte*>(memory[i]), 8, dtype::float32};
+    };
+    const int freed = GENERATE(0, 1, 2);
+    const auto real = stand_in::stream_of(ranks.streams[0], "test");
+    std::atomic<bool> go = false;
+    real->give([&] {
+      while (!go) std::this_thread::yield();
+    });
+    if (GENERATE(false, true)) {
+      const kernel::weighted_input input{0.5, at(2).data};
+      kernels.mix(ranks.streams[0], at(0), 0.5, at(1), {&input, 1});
+    } else {
+      const std::array<const_buffer, 2> inputs{at(1), at(2)};
+      kernels.reduce(ranks.streams[0], reduce_op::sum, at(0), inputs);
+    }
+    std::jthread later([&] {
+      std::this_thread::sleep_for(5ms);
+      go = true;
+    });
+    cudaFree(std::exchange(memory[freed], nullptr));
+    broken("cudaFree of memory that a stream still works on");
+    for (void* each : memory) cudaFree(each);
+    CHECK(stand_in::broken_rules() == "");
+    real->give([&] { go = true; });
   }
 }
 

@@ -60,6 +60,7 @@ std::atomic<int> objects = 0;
 std::atomic<bool> seen_aborts = false;
 std::array<std::atomic<abort_hangs>, devices> hanging_aborts = {};
 std::atomic<int> abort_count = 0;
+std::atomic<int> memory_call_count = 0;
 thread_local int device = 0;
 
 // The piece that `data` lies in, and how much of it is left from there on.
@@ -85,6 +86,7 @@ std::shared_ptr<event> event_of(cudaEvent_t handle, const char* call) {
 }
 
 cudaError_t allocate(void** data, std::size_t bytes, allocations& memory) {
+  ++memory_call_count;
   if (bytes == 0) return *data = nullptr, cudaSuccess;
   auto* made = static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
   if (made == nullptr) return cudaErrorMemoryAllocation;
@@ -97,6 +99,7 @@ cudaError_t allocate(void** data, std::size_t bytes, allocations& memory) {
 }
 
 cudaError_t release(void* data, allocations& memory, const char* call) {
+  ++memory_call_count;
   if (data == nullptr) return cudaSuccess;
   int home = 0;
   {
@@ -198,6 +201,9 @@ std::shared_ptr<void> use(const void* data, std::size_t bytes, const char* call)
 }
 int living_objects() {
   return objects;
+}
+int memory_calls() {
+  return memory_call_count;
 }
 void count_object(int change) {
   objects += change;
@@ -455,7 +461,11 @@ cudaError_t cudaLaunchKernel(const void* function, dim3 blocks, dim3 threads, vo
   const auto& it = *static_cast<const host_kernel*>(function);
   const auto* first = static_cast<const std::byte*>(arguments[0]);
   auto copy = std::make_shared<std::vector<std::byte>>(first, first + it.argument_bytes);
-  return give(handle, "cudaLaunchKernel", [&it, copy] { run_kernel(it, copy->data()); });
+  std::vector<std::shared_ptr<void>> used;
+  if (handle != nullptr)  // the default stream does it at once
+    for (const auto& [data, bytes] : it.memory(copy->data()))
+      used.push_back(use(data, bytes, "cudaLaunchKernel"));
+  return give(handle, "cudaLaunchKernel", [&it, copy, used] { run_kernel(it, copy->data()); });
 }
 
 // Compiling is left to the tests that are linked with the real NVRTC.

@@ -47,13 +47,42 @@ void call(const void* arguments) {
   Kernel(copy);
 }
 
+using bluefog_test::stand_in::kernel_memory;
+
+std::size_t bytes_of(int type, source::i64 count) {
+  constexpr std::size_t sizes[] = {1, 1, 1, 2, 4, 8, 2, 2, 4, 8};  // in the order of the types
+  return sizes[type] * static_cast<std::size_t>(count);
+}
+
+std::vector<kernel_memory> memory_of(const source::mix_arguments& a) {
+  const std::size_t bytes = bytes_of(a.type, a.count);
+  std::vector<kernel_memory> all{{a.out, bytes}, {a.self, bytes}};
+  for (int k = 0; k < a.inputs; ++k) all.push_back({a.data[k], bytes});
+  return all;
+}
+std::vector<kernel_memory> memory_of(const source::reduce_arguments& a) {
+  const std::size_t bytes = bytes_of(a.type, a.count);
+  std::vector<kernel_memory> all{{a.out, bytes}};
+  for (int k = 0; k < a.inputs; ++k) all.push_back({a.data[k], bytes});
+  return all;
+}
+std::vector<kernel_memory> memory_of(const source::convert_arguments& a) {
+  return {{a.out, bytes_of(a.out_type, a.count)}, {a.in, bytes_of(a.in_type, a.count)}};
+}
+
+template <class Arguments, void (*Kernel)(Arguments)>
+constexpr bluefog_test::stand_in::host_kernel entry(const char* name) {
+  return {name, sizeof(Arguments), call<Arguments, Kernel>, [](const void* arguments) {
+            Arguments copy;
+            std::memcpy(&copy, arguments, sizeof copy);
+            return memory_of(copy);
+          }};
+}
+
 constexpr bluefog_test::stand_in::host_kernel table[] = {
-    {"bluefog_mix", sizeof(source::mix_arguments),
-     call<source::mix_arguments, source::bluefog_mix>},
-    {"bluefog_reduce", sizeof(source::reduce_arguments),
-     call<source::reduce_arguments, source::bluefog_reduce>},
-    {"bluefog_convert", sizeof(source::convert_arguments),
-     call<source::convert_arguments, source::bluefog_convert>},
+    entry<source::mix_arguments, source::bluefog_mix>("bluefog_mix"),
+    entry<source::reduce_arguments, source::bluefog_reduce>("bluefog_reduce"),
+    entry<source::convert_arguments, source::bluefog_convert>("bluefog_convert"),
 };
 
 }  // namespace

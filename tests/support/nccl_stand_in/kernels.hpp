@@ -2,14 +2,22 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 namespace bluefog_test::stand_in {
+
+/// Memory that a kernel reads or writes.
+struct kernel_memory {
+  const void* data;
+  std::size_t bytes;
+};
 
 /// A kernel of the library's CUDA source, compiled for the host.
 struct host_kernel {
   const char* name;
   std::size_t argument_bytes;
   void (*run)(const void* arguments);
+  std::vector<kernel_memory> (*memory)(const void* arguments);
 };
 
 /// \return null if the source has none of this name.
