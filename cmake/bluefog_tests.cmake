@@ -131,14 +131,15 @@ function(_bluefog_register_alone layer labels timeout)
 endfunction()
 
 # bluefog_add_mpi_test(<layer> <component> RANKS <n>... [LABELS <label>...] [TIMEOUT <seconds>]
-#                      [TRANSPORTS tcp] [THREAD_LEVELS single|funneled|serialized...] [ALSO_ALONE])
+#                      [TRANSPORTS tcp] [THREAD_LEVELS single|funneled|serialized...] [COPYING] [ALSO_ALONE])
 #
 # Builds tests/<layer>/*.cpp against bluefog::<component> once, as test_<layer>, and registers it once
 # per rank count, as <layer>.<n>ranks. TRANSPORTS adds runs with 2 and 3 ranks over that transport alone
 # (Open MPI only), THREAD_LEVELS runs with 2 ranks in which MPI was initialised at that lower level,
-# ALSO_ALONE a run of one process without a launcher.
+# COPYING one with 2 ranks that read nothing from each other's memory, as README has it for containers (Open
+# MPI only), ALSO_ALONE a run of one process without a launcher.
 function(bluefog_add_mpi_test layer component)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "ALSO_ALONE" "TIMEOUT" "RANKS;LABELS;TRANSPORTS;THREAD_LEVELS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "ALSO_ALONE;COPYING" "TIMEOUT" "RANKS;LABELS;TRANSPORTS;THREAD_LEVELS")
   _bluefog_test_executable(exists ${layer} ${component} bluefog_test_mpi_main "${arg_LABELS}")
   if(NOT exists)
     return()
@@ -156,6 +157,9 @@ function(bluefog_add_mpi_test layer component)
     _bluefog_register_ranks(${layer}.2ranks.${level} ${layer} 2 "BLUEFOG_TEST_THREAD_LEVEL=${level}")
   endforeach()
   if(BLUEFOG_MPI_FLAVOUR STREQUAL "Open MPI")
+    if(arg_COPYING)
+      _bluefog_register_ranks(${layer}.2ranks.copying ${layer} 2 "OMPI_MCA_btl_vader_single_copy_mechanism=none")
+    endif()
     foreach(transport IN LISTS arg_TRANSPORTS)
       foreach(ranks IN ITEMS 2 3)
         _bluefog_register_ranks(${layer}.${ranks}ranks.${transport} ${layer} ${ranks}
