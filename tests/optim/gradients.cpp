@@ -178,6 +178,77 @@ RANKS_TEST("windows with local steps end with equal replicas", "[optim][gradient
   require_equal(log.count(""), 0);
 }
 
+RANKS_TEST("an epoch's end is flushed by all ranks, also by those whose windows have ended",
+           "[optim][gradients][counting]") {
+  captured_log log;
+  const int n = comm.size();
+  const auto passes = [](int rank) { return rank == 0 ? 3 : 4; };
+  for (const bool clears : {true, false}) {
+    mlp net = make_mlp(0), alone = make_mlp(0);
+    const auto options = SGDOptions(0.1).momentum(0.5);
+    gradient_allreduce optimizer(SGD(net->parameters(), options), net, comm,
+                                 {.backward_passes_per_step = 3, .bucket_bytes = 300});
+    SGD plain(alone->parameters(), options);
+    const auto plain_step = [&](const std::vector<at::Tensor>& gradient, double divisor) {
+      for (std::size_t i = 0; i < gradient.size(); ++i)
+        alone->parameters()[i].mutable_grad() = gradient[i] / divisor;
+      plain.step();
+    };
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      const int first = 10 * epoch;
+      for (int pass = 0; pass < passes(comm.rank()); ++pass) {
+        backward(net, comm, first + pass);
+        if (pass != 2) continue;
+        optimizer.step();
+        if (clears || comm.rank() != 0) optimizer.zero_grad();
+      }
+      optimizer.flush();
+      optimizer.zero_grad();
+      require_equal(optimizer.passes_since_communication(), 0);
+      plain_step(mean_gradient(alone, n, {first, first + 1, first + 2}), 3);
+      if (n > 1) {  // rank 0 has zeros to add
+        at::Tensor sum = torch::zeros({}, at::kDouble);
+        for (int rank = 1; rank < n; ++rank) sum = sum + loss_in_step(first + 3)(alone, rank) / n;
+        plain_step(torch::autograd::grad({sum}, alone->parameters()), 1);
+      }
+      require_close(flatten(*net), flatten(*alone), 1e-12);
+    }
+  }
+  // With local steps parameters are averaged, also on a rank that has taken none since.
+  mlp net = make_mlp(0);
+  std::vector<mlp> all;
+  for (int rank = 0; rank < n; ++rank) all.push_back(make_mlp(0));
+  gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
+                               {.backward_passes_per_step = 3});
+  const auto average = [&] {
+    at::Tensor mean = torch::zeros_like(flatten(*net));
+    for (const auto& each : all) mean += flatten(*each) / n;
+    const torch::NoGradGuard no_grad;
+    for (const auto& each : all)
+      torch::nn::utils::vector_to_parameters(mean.clone(), each->parameters());
+  };
+  for (int pass = 0; pass < 4; ++pass) {
+    for (int rank = 0; rank < n; ++rank) {
+      if (pass >= passes(rank)) continue;
+      auto& own = all[static_cast<std::size_t>(rank)];
+      own->zero_grad();
+      loss_in_step(pass)(own, rank).backward();
+      SGD(own->parameters(), 0.1).step();
+    }
+    if (pass >= 2) average();
+    if (pass >= passes(comm.rank())) continue;
+    backward(net, comm, pass);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  optimizer.flush();
+  require_close(flatten(*net), flatten(*all[0]), 1e-12);
+  const auto before = flatten(*net);
+  optimizer.flush();  // nothing to end on any rank
+  require_same(flatten(*net), before);
+  require_equal(log.count(""), 0);
+}
+
 RANKS_TEST("a cut window is stepped locally, reduced at once, or an error", "[optim][gradients]") {
   using optim::partial_window;
   {

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
@@ -19,6 +18,8 @@
 #include <bluefog/optim/gradient_reducer.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
+#include <bluefog/optim/pass_counter.hpp>
+#include <bluefog/optim/saved_numbers.hpp>
 
 namespace bluefog::optim {
 
@@ -139,14 +140,16 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
   [[nodiscard]] bool all_present() const noexcept override { return shared_->all_present(); }
   [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return identity_; }
 
-  /// Ends a window that was cut short, e.g. by the end of an epoch: reduces and steps. Collective.
+  /// Ends a window that was cut short, e.g. by the end of an epoch: reduces and steps. Collective,
+  /// also where this rank has nothing to end: it then brings zeros to the average over all ranks,
+  /// and takes the same step. No rank steps if none has anything.
   void flush() {
-    if (shared_->counter().passes() == 0 && !shared_->local_steps()) return;
     refresh();
-    if (shared_->local_steps()) {
+    const step_kind rest = shared_->synchronize_rest();
+    if (rest == step_kind::mixing) {
       if (shared_->counter().unused() > 0) Inner::step();
       shared_->average_replicas();
-    } else {
+    } else if (rest == step_kind::reduced) {
       reduced_step();
     }
     shared_->window_ended();
@@ -173,7 +176,7 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
         options.backward_passes_per_step, " set partial_window to flush or error");
     expects(!shared_->states_differ(),
             "gradient_allreduce: join() after local steps; call broadcast_from() first");
-    flush();
+    if (shared_->counter().passes() > 0) flush();
     while (!shared_->ended()) {
       Inner::zero_grad();
       refresh();
@@ -214,15 +217,24 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
 
   void save(torch::serialize::OutputArchive& archive) const override {
     Inner::save(archive);
-    archive.write("bluefog_states_differ", at::full({}, shared_->states_differ(), at::kBool),
-                  /*is_buffer=*/true);
+    detail::write_number(archive, "bluefog_states_differ", shared_->states_differ());
+    detail::write_number(archive, "bluefog_local_steps", shared_->local_steps());
+    detail::write_passes(archive, shared_->counter());
   }
-  /// An archive of the user's optimizer alone is fine too.
+  /// An archive of the user's optimizer alone is fine too: a window then begins. Between `step()`
+  /// and the next backward: later the window stays as it is.
   void load(torch::serialize::InputArchive& archive) override {
     Inner::load(archive);
-    at::Tensor saved;
-    shared_->states_differ(archive.try_read("bluefog_states_differ", saved, /*is_buffer=*/true) &&
-                           saved.item<bool>());
+    detail::pass_counter& counter = shared_->counter();
+    if (counter.unused() == 0 && !shared_->synchronized()) {
+      shared_->window_ended();
+      detail::read_passes(archive, counter);
+      if (detail::read_number(archive, "bluefog_local_steps") != 0)
+        shared_->local_step_taken();
+      else
+        counter.stepped();
+    }
+    shared_->states_differ(detail::read_number(archive, "bluefog_states_differ") != 0);
   }
 
  private:

@@ -108,16 +108,16 @@ class gradient_buckets {
   /// \return whether anything has been put in or sent since the last `finish`.
   [[nodiscard]] bool busy() const noexcept { return busy_; }
 
-  /// Copies the gradient of parameter `index` in, zeros if it has none, and sends the buckets that
-  /// are now complete.
+  /// Copies the gradient of parameter `index` in, zeros if it has none or `empty` is set, and sends
+  /// the buckets that are now complete.
   template <backend Backend>
-  void put(std::size_t index, communicator<Backend>& comm) {
+  void put(std::size_t index, communicator<Backend>& comm, bool empty = false) {
     place& where = places_[index];
     if (where.filled) return;
     bucket& target = buckets_[where.bucket];
     target.order.pass(target.device);
     const member& owner = target.members[where.member];
-    at::Tensor gradient = dense(owner.parameter.grad(), owner.name);
+    at::Tensor gradient = empty ? at::Tensor() : dense(owner.parameter.grad(), owner.name);
     at::Tensor slot = owner.slot;
     if (gradient.defined()) {
       const bool lies_there = slot.data_ptr() == gradient.data_ptr() && slot.numel() != 0;
@@ -143,12 +143,12 @@ class gradient_buckets {
   }
 
   /// Puts in whatever is missing and waits until everything is reduced. Collective.
-  /// \param notice  whether something is not as usual on this rank.
+  /// \param notice  whether something is not as usual on this rank. \param empty  as in `put`.
   /// \return whether some rank has given notice.
   template <backend Backend>
-  bool finish(bool notice, communicator<Backend>& comm) {
+  bool finish(bool notice, bool empty, communicator<Backend>& comm) {
     for (const bucket& each : buckets_)
-      for (const member& owner : each.members) put(owner.index, comm);
+      for (const member& owner : each.members) put(owner.index, comm, empty);
     bucket& last = buckets_.back();
     last.order.pass(last.device);
     last.flag(last.members.size()).fill_(notice ? 1 : 0);

@@ -37,6 +37,8 @@ struct contribution {
   std::int64_t wanted = 1;      ///< how many they usually are
   bool joined = false;          ///< this rank has no more data
   std::int64_t objection = -1;  ///< a parameter that was used, or not used, against a promise
+  bool local_steps = false;     ///< it has stepped without the other ranks since the last reduction
+  bool states_differ = false;   ///< its momenta may not be those of the other ranks
 };
 
 /// What all ranks know after a reduction.
@@ -45,6 +47,9 @@ struct reduction_result {
   int last = -1;                ///< the highest of those that had data for longest
   int objector = -1;            ///< a rank with an objection, if any
   std::int64_t objection = -1;  ///< that rank's
+  double passes = 0;            ///< the mean of the ranks that had any, 0 if none had
+  bool local_steps = false;     ///< some rank has; gradients are then as they were
+  bool states_differ = false;   ///< some rank's may
 };
 
 /// Keeps gradients of all ranks together: which parameters learn and in which order they travel is
@@ -106,22 +111,22 @@ class gradient_exchange {
   /// passes of the ranks that have any, or by one if `divides` is not set. Collective.
   reduction_result reduce(const contribution& own, bool divides) {
     const c10::AutoGradMode no_grad(false);
-    reduction_result result;
-    double passes = static_cast<double>(own.passes);
+    reduction_result result{.passes = static_cast<double>(own.passes),
+                            .states_differ = own.states_differ};
     ++round_;
     for (;;) {
-      const bool usual = !changed_ && !own.joined && own.passes == own.wanted && own.objection < 0;
-      if (!buckets_.finish(!usual, comm_)) break;
+      const bool usual = !changed_ && !own.joined && own.passes == own.wanted &&
+                         own.objection < 0 && !own.local_steps && !own.states_differ;
+      if (!buckets_.finish(!usual, /*empty=*/own.passes == 0, comm_)) break;
       const auto all = gather(own);
       if (std::ranges::any_of(all, &record::changed)) {
         agree();
         continue;
       }
       result = summary(all);
-      passes = mean_passes(all);
       break;
     }
-    buckets_.hand_over(divides ? std::max(passes, 1.0) : 1.0);
+    if (!result.local_steps) buckets_.hand_over(divides ? std::max(result.passes, 1.0) : 1.0);
     follow_root();
     return result;
   }
@@ -161,29 +166,34 @@ class gradient_exchange {
     std::int64_t passes;     // backwards in its gradients
     std::int64_t joined_in;  // the round in which it had no more data, `never` if it has some
     std::int64_t objection;
+    std::int64_t local_steps;
+    std::int64_t states_differ;
   };
 
   [[nodiscard]] std::vector<record> gather(const contribution& own) {
     if (own.joined && joined_in_ == 0) joined_in_ = round_;
-    constexpr std::size_t length = 4;
+    constexpr std::size_t length = 6;
     std::vector<std::int64_t> all(length * static_cast<std::size_t>(comm_.size()));
     comm_.run({.operation = options_.owner}, [&](auto context) {
       return gather_equal(context,
-                          std::vector<std::int64_t>{changed_ ? 1 : 0, own.passes,
-                                                    own.joined ? joined_in_ : never, own.objection},
+                          std::vector<std::int64_t>{
+                              changed_ ? 1 : 0, own.passes, own.joined ? joined_in_ : never,
+                              own.objection, own.local_steps ? 1 : 0, own.states_differ ? 1 : 0},
                           &all);
     });
     std::vector<record> records;
     for (std::size_t i = 0; i < all.size(); i += length)
-      records.push_back({all[i], all[i + 1], all[i + 2], all[i + 3]});
+      records.push_back({all[i], all[i + 1], all[i + 2], all[i + 3], all[i + 4], all[i + 5]});
     return records;
   }
 
   [[nodiscard]] static reduction_result summary(const std::vector<record>& all) {
-    reduction_result result;
+    reduction_result result{.passes = mean_passes(all)};
     std::int64_t latest = 0;
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       if (all[rank].joined_in != never) ++result.joined;
+      if (all[rank].local_steps != 0) result.local_steps = true;
+      if (all[rank].states_differ != 0) result.states_differ = true;
       if (all[rank].objection >= 0 && result.objector < 0) {
         result.objector = static_cast<int>(rank);
         result.objection = all[rank].objection;
@@ -202,7 +212,7 @@ class gradient_exchange {
       sum += each.passes;
       active += each.passes > 0 ? 1 : 0;
     }
-    return active == 0 ? 1 : static_cast<double>(sum) / static_cast<double>(active);
+    return active == 0 ? 0 : static_cast<double>(sum) / static_cast<double>(active);
   }
 
   [[nodiscard]] std::vector<std::size_t> learning() const {

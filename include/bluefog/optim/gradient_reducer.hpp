@@ -19,6 +19,7 @@
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/reduce_op.hpp>
 #include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/gradient_buckets.hpp>
 #include <bluefog/optim/gradient_exchange.hpp>
 #include <bluefog/optim/gradient_watch.hpp>
@@ -129,11 +130,22 @@ class gradient_reducer final : public gradient_listener {
   /// over.
   void synchronize() {
     if (synchronized_) return;
-    const auto result =
-        reduce({.passes = std::max(1, counter_.passes()), .wanted = counter_.wanted()});
-    synchronized_ = true;
-    all_present_ = result.joined == 0;
-    if (result.joined > 0 && options_.uneven == uneven::stop) end(result);
+    synchronized(reduce({.passes = std::max(1, counter_.passes()), .wanted = counter_.wanted()}));
+  }
+
+  /// The same where ranks may have counted differently: those without a backward bring zeros.
+  /// \return what is left to do: to step with the gradients of all ranks, to average parameters
+  ///         because some rank has stepped without the others, or nothing.
+  [[nodiscard]] step_kind synchronize_rest() {
+    if (synchronized_) return step_kind::reduced;
+    const auto result = reduce({.passes = counter_.passes(),
+                                .wanted = counter_.wanted(),
+                                .local_steps = local_steps_,
+                                .states_differ = states_differ_});
+    states_differ_ = result.states_differ;
+    if (result.local_steps) return step_kind::mixing;
+    synchronized(result);
+    return result.passes > 0 ? step_kind::reduced : step_kind::local;
   }
 
   /// Takes part in the other ranks' next reduction, without a gradient of its own.
@@ -199,6 +211,12 @@ class gradient_reducer final : public gradient_listener {
             .predivide = options.predivide,
             .bytes = options.bucket_bytes,
             .sparse_as_dense = options.sparse_as_dense};
+  }
+
+  void synchronized(const reduction_result& result) {
+    synchronized_ = true;
+    all_present_ = result.joined == 0;
+    if (result.joined > 0 && options_.uneven == uneven::stop) end(result);
   }
 
   void end(const reduction_result& result) {
