@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -141,6 +143,31 @@ RANKS_TEST("broadcast_optimizer_state makes options and state exact, and empty s
   require_equal(sgd.param_groups()[0].options().get_lr(), 0.5 + comm.size() - 1);
   require_throws<bluefog::usage_error>(
       [&] { bluefog::broadcast_optimizer_state(comm, sgd, comm.size()); });
+}
+
+RANKS_TEST("broadcast_optimizer_state keeps every bit of options and step counts",
+           "[optim][state]") {
+  using torch::optim::AdamOptions;
+  const int rank = comm.rank(), root = comm.size() - 1;
+  torch::nn::Linear model(3, 2);
+  torch::optim::Adam adam(model->parameters(),
+                          rank == root
+                              ? AdamOptions(0.1).betas({0.87, 0.993}).eps(1e-9).weight_decay(0.3)
+                              : AdamOptions(0.2).betas({0.5, 0.6}).eps(1e-3).weight_decay(0.7));
+  const auto steps_of = [&](const at::Tensor& x) -> torch::optim::AdamParamState& {
+    return static_cast<torch::optim::AdamParamState&>(*adam.state().at(x.unsafeGetTensorImpl()));
+  };
+  constexpr std::int64_t many = (std::int64_t{1} << 53) + 1;  // no float or double
+  train(adam, 1, rank);
+  for (const auto& x : model->parameters()) steps_of(x).step(rank == root ? many : 5);
+  bluefog::broadcast_optimizer_state(comm, adam, root);
+  const auto& options = static_cast<const AdamOptions&>(adam.param_groups()[0].options());
+  require(options.lr() == 0.1, "the learning rate");
+  require(std::get<0>(options.betas()) == 0.87, "the first beta");
+  require(std::get<1>(options.betas()) == 0.993, "the second beta");
+  require(options.eps() == 1e-9, "epsilon");
+  require(options.weight_decay() == 0.3, "the weight decay");
+  for (const auto& x : model->parameters()) require_equal(steps_of(x).step(), many);
 }
 
 RANKS_TEST("an optimizer that the root's state does not fit keeps its own", "[optim][state]") {
