@@ -211,6 +211,33 @@ RANKS_TEST("all parameters frozen at first, then all learning, counts from the f
   require_equal(optimizer.round(), std::int64_t{1});
 }
 
+RANKS_TEST("forwards of a model that is all frozen are no passes, of one in part they are",
+           "[optim][frozen]") {
+  for (const bool at_first : {false, true}) {
+    mlp net = make_mlp(comm.rank());
+    const auto freeze = [&](bool frozen) {
+      for (auto& each : net->parameters()) each.requires_grad_(!frozen);
+    };
+    freeze(at_first);
+    adapt_with_combine optimizer(sgd_of(net), net, comm, {.num_steps_per_communication = 2});
+    const auto passes = [&] {
+      const auto loss = loss_of(optimizer.forward(net, values({4, 5}, 1)), 1);
+      if (loss.requires_grad()) loss.backward();
+      return optimizer.passes_since_communication();
+    };
+    freeze(true);
+    for (int pass = 0; pass < 2; ++pass) require_equal(passes(), 0);
+    net->last->bias.requires_grad_(true);
+    require_equal(passes(), 1);
+    freeze(true);
+    require_equal(passes(), 1);
+    freeze(false);
+    require_equal(passes(), 2);
+    optimizer.step();
+    require_equal(optimizer.round(), std::int64_t{1});
+  }
+}
+
 RANKS_TEST("a rank that is late in steps in which nothing travels still knows which step it is at",
            "[optim][frozen]") {
   mlp net = make_mlp(comm.rank());

@@ -38,6 +38,7 @@ template <backend Backend, averaging_topology Topology>
 class averaging final : public gradient_listener {
  public:
   using groups = std::vector<torch::optim::OptimizerParamGroup>;
+  using tensors = std::vector<at::Tensor>;
 
   averaging(averaging_plan plan, communicator<Backend>& comm, Topology topology)
       : plan_(std::move(plan)),
@@ -84,6 +85,14 @@ class averaging final : public gradient_listener {
     }
   }
 
+  /// \return whether a forward of `model` can be a pass: it is in training, and not all frozen.
+  [[nodiscard]] bool learns(const torch::nn::Module& model) {
+    if (!model.is_training()) return false;
+    auto found = std::ranges::find(models_, &model, &std::pair<const void*, tensors>::first);
+    if (found == models_.end()) found = models_.emplace(models_.end(), &model, model.parameters());
+    const tensors& own = found->second;
+    return own.empty() || std::ranges::any_of(own, &at::Tensor::requires_grad);
+  }
   /// A forward of `model` is about to be made in training.
   void forward_begins(const void* model) {
     if (plan_.passes == counted::forwards && before_forward() && !inside_ &&
@@ -255,6 +264,7 @@ class averaging final : public gradient_listener {
 
   void rebuild(const groups& all, const std::shared_ptr<averaging>& self) {
     arena_ = parameter_arena(names_);
+    models_.clear();
     watch(self);
     signature_ = signature(all);
   }
@@ -271,6 +281,7 @@ class averaging final : public gradient_listener {
   bool pass_since_step_ = false;
   std::vector<named_tensor> known_;  // the module's, for the names of parameters added later
   std::vector<named_tensor> names_;
+  std::vector<std::pair<const void*, tensors>> models_;  // the parameters of those called
   parameter_signature signature_;
   std::vector<std::pair<std::size_t, std::int64_t>> versions_;  // of parameters when they were sent
   module_buffers buffers_;

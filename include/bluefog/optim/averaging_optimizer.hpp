@@ -34,12 +34,12 @@ template <steppable Inner, backend Backend, averaging_topology Topology>
 class averaging_optimizer : public Inner, public communicates_over<Backend> {
  public:
   /// Calls the model's forward and returns what it returns. Counted as a pass if the model is in
-  /// training and gradients are recorded.
+  /// training, not all of its parameters are frozen, and gradients are recorded.
   ///
   /// Several models that share the optimizer make one pass when each of them has been called once.
   template <module_like Model, class... Inputs>
   decltype(auto) forward(Model& model, Inputs&&... inputs) {
-    const void* const counts = module_of(model).is_training() && c10::GradMode::is_enabled()
+    const void* const counts = c10::GradMode::is_enabled() && shared_->learns(module_of(model))
                                    ? static_cast<const void*>(&module_of(model))
                                    : nullptr;
     if (counts != nullptr) {
