@@ -106,8 +106,8 @@ void print(const row& each) {
 
 void print_json(const row& each) {
   std::printf(
-      "{\"benchmark\": \"engine_dispatch\", \"row\": \"%s\", \"value\": %.4f, \"unit\": \"%s\", "
-      "\"aim\": %.1f, \"met\": %s}\n",
+      "{\"id\": \"B22\", \"benchmark\": \"engine_dispatch\", \"row\": \"%s\", \"value\": %.4f, "
+      "\"unit\": \"%s\", \"aim\": %.1f, \"met\": %s}\n",
       each.name, each.value, each.unit, each.aim, each.value <= each.aim ? "true" : "false");
 }
 

@@ -7,6 +7,7 @@
 // The contestants alternate within each of nine rounds after two warm-ups; printed are the medians.
 // Bytes are what the graph and one neighborhood hold, on the heap and off it. The goal for
 // circulant graphs other than the full one, whose degree is n - 1: 5 us per rank at n = 4096.
+// Of a schedule the graph is a late round; below it stands its round 0, which has to cost as much.
 
 #include <algorithm>
 #include <chrono>
@@ -14,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include <malloc.h>
@@ -78,6 +80,17 @@ neighborhood by_dense_matrix(const std::vector<double>& first_row, const graph a
   return result;
 }
 
+/// Makes the graph and one neighborhood, for ranks spread from `rank` on.
+/// \return microseconds per rank, and how many sources they have, which keeps the work from being
+///         optimised away.
+std::pair<double, std::size_t> time_of_places(int n, int rank, const auto& make) {
+  std::size_t edges = 0;
+  const auto start = clock_type::now();
+  for (int place = 0; place < places; ++place)
+    edges += neighborhood_of(make(n), (rank + place * n / places) % n).sources.size();
+  return {microseconds_since(start) / places, edges};
+}
+
 void measure(const char* name, int n, auto make) {
   std::vector<double> first_row(static_cast<std::size_t>(n), 0.0);
   if constexpr (circulant_graph<decltype(make(n))>)
@@ -88,16 +101,11 @@ void measure(const char* name, int n, auto make) {
   std::vector<double> ratios;
   for (int round = -warm_ups; round < rounds; ++round) {
     const int rank = (round + warm_ups) * n / (rounds + warm_ups);
-    auto start = clock_type::now();
+    const auto start = clock_type::now();
     const auto expected = by_dense_matrix(first_row, make(n), rank);
     const double dense_time = microseconds_since(start);
 
-    std::size_t edges = 0;  // keeps the work from being optimised away
-    start = clock_type::now();
-    for (int place = 0; place < places; ++place)
-      edges += neighborhood_of(make(n), (rank + place * n / places) % n).sources.size();
-    const double our_time = microseconds_since(start) / places;
-
+    const auto [our_time, edges] = time_of_places(n, rank, make);
     if (neighborhood_of(make(n), rank) != expected || edges == 0) {
       std::fprintf(stderr, "topology_cost: %s differs from its matrix at rank %d\n", name, rank);
       std::exit(1);
@@ -116,33 +124,70 @@ void measure(const char* name, int n, auto make) {
       static_cast<std::size_t>(n) * static_cast<std::size_t>(n) * sizeof(double);
   const bool goal = first_row[0] > 0 && n == 4096 && hood.sources.size() < 4095;
   const char* const met = !goal ? "-" : median(ours) <= 5 ? "met" : "MISSED";
-  std::printf("%-23s %5d %10.3f %12.1f %10.0f %9zu %12zu %6s\n", name, n, median(ours),
+  std::printf("%-29s %5d %10.3f %12.1f %10.0f %9zu %12zu %6s\n", name, n, median(ours),
               median(dense), median(ratios), bytes, dense_bytes, met);
   std::printf(
-      "{\"benchmark\": \"topology_cost\", \"topology\": \"%s\", \"n\": %d, \"us_per_rank\": %.4f, "
-      "\"dense_us\": %.2f, \"ratio\": %.1f, \"bytes_per_rank\": %zu, \"dense_bytes\": %zu, "
+      "{\"id\": \"B18\", \"benchmark\": \"topology_cost\", \"topology\": \"%s\", \"n\": %d, "
+      "\"us_per_rank\": %.4f, \"dense_us\": %.2f, \"ratio\": %.1f, \"bytes_per_rank\": %zu, "
+      "\"dense_bytes\": %zu, "
       "\"goal\": \"%s\"}\n",
       name, n, median(ours), median(dense), median(ratios), bytes, dense_bytes, met);
+}
+
+/// Measures a late round of the schedules that `make` makes, and round 0 in turn with it.
+void measure_schedule(const char* name, int n, auto make) {
+  const auto in_round = [&](std::ptrdiff_t k) {
+    return [&make, k](int size) { return make(size).round(k); };
+  };
+  measure(name, n, in_round(late));
+
+  std::vector<double> first_times;
+  std::vector<double> late_times;
+  std::vector<double> ratios;
+  for (int round = -warm_ups; round < rounds; ++round) {
+    const int rank = (round + warm_ups) * n / (rounds + warm_ups);
+    const auto [first, edges] = time_of_places(n, rank, in_round(0));
+    const auto [later, late_edges] = time_of_places(n, rank, in_round(late));
+    if (edges == 0 || late_edges == 0) {
+      std::fprintf(stderr, "topology_cost: nobody receives in %s\n", name);
+      std::exit(1);
+    }
+    if (round < 0) continue;
+    first_times.push_back(first);
+    late_times.push_back(later);
+    ratios.push_back(later / first);
+  }
+  std::printf("%-29s %5d %10.3f   a late round takes %.2f of it\n", "  round 0", n,
+              median(first_times), median(ratios));
+  std::printf(
+      "{\"id\": \"B18\", \"benchmark\": \"topology_cost\", \"topology\": \"%s\", \"n\": %d, "
+      "\"us_round_0\": %.4f, \"us_late_round\": %.4f, \"late_over_round_0\": %.3f}\n",
+      name, n, median(first_times), median(late_times), median(ratios));
 }
 
 }  // namespace
 
 int main() {
-  std::printf("%-22s %5s %10s %12s %10s %9s %12s\n", "topology", "n", "us/rank", "dense us",
+  std::printf("%-29s %5s %10s %12s %10s %9s %12s\n", "topology", "n", "us/rank", "dense us",
               "ratio", "bytes", "dense bytes");
   for (int n = 16; n <= 4096; n *= 4) {
     measure("exponential", n, [](int size) { return exponential(size); });
     measure("exponential base 3", n, [](int size) { return exponential(size, 3); });
     measure("symmetric_exponential", n, [](int size) { return symmetric_exponential(size); });
     measure("ring", n, [](int size) { return ring(size); });
+    measure("ring left", n, [](int size) { return ring(size, ring_style::left); });
+    measure("ring right", n, [](int size) { return ring(size, ring_style::right); });
     measure("mesh_grid_2d", n, [](int size) { return mesh_grid_2d(size); });
     measure("star", n, [](int size) { return star(size); });
     measure("fully_connected", n, [](int size) { return fully_connected(size); });
-    measure("one_peer_exponential", n,
-            [](int size) { return one_peer_exponential(size).round(late); });
-    measure("one_peer(mesh_grid_2d)", n,
-            [](int size) { return one_peer(mesh_grid_2d(size)).round(late); });
-    measure("inner_outer_exponential", n,
-            [](int size) { return inner_outer_exponential(size, 4).round(late); });
+    measure_schedule("one_peer_exponential", n,
+                     [](int size) { return one_peer_exponential(size); });
+    measure_schedule("one_peer_exponential_machines", n,
+                     [](int size) { return one_peer_exponential_machines(4 * size, 4); });
+    measure_schedule("one_peer(mesh_grid_2d)", n,
+                     [](int size) { return one_peer(mesh_grid_2d(size)); });
+    measure_schedule("inner_outer_ring", n, [](int size) { return inner_outer_ring(size, 4); });
+    measure_schedule("inner_outer_exponential", n,
+                     [](int size) { return inner_outer_exponential(size, 4); });
   }
 }
