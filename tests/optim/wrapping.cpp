@@ -118,6 +118,53 @@ RANKS_TEST("a model saves the same with and without a wrapper, which saves itsel
       [&](Adam inner, mlp& net) { return optim::gradient_allreduce(std::move(inner), net, comm); });
 }
 
+RANKS_TEST("a window goes on where it was saved", "[optim][saving]") {
+  if (comm.size() > 4) return;  // long enough
+  constexpr int passes = 3;
+  const auto check = [&](const auto& wrap) {
+    const auto local_sgd = [&](auto& optimizer, mlp& net, int first, int last) {
+      for (int step = first; step < last; ++step) train(optimizer, net, comm.rank(), step);
+    };
+    mlp net = make_mlp(0);
+    auto optimizer = wrap(sgd_of(net), net);
+    const std::string early = saved(optimizer);
+    local_sgd(optimizer, net, 0, 2);
+    const std::string model = saved(net), state = saved(optimizer);
+    local_sgd(optimizer, net, 2, 6);
+
+    mlp again = make_mlp(7);
+    auto resumed = wrap(SGD(again->parameters(), 0.9), again);
+    restore(model, again);
+    restore(state, resumed);
+    require_equal(resumed.passes_since_communication(), 2);
+    const auto before = comm.statistics().operations;
+    local_sgd(resumed, again, 2, 3);
+    require(comm.statistics().operations > before, "the third pass ends the window");
+    require_equal(resumed.passes_since_communication(), 0);
+    local_sgd(resumed, again, 3, 6);
+    require_same_parameters(*again, *net);
+    require_equal(resumed.passes_since_communication(), 0);
+
+    local_sgd(resumed, again, 6, 7);
+    restore(early, resumed);  // before the first pass
+    require_equal(resumed.passes_since_communication(), 0);
+    SGD plain = sgd_of(again);
+    local_sgd(resumed, again, 7, 8);
+    restore(saved(plain), resumed);
+    require_equal(resumed.passes_since_communication(), 0);
+  };
+  check([&](SGD inner, mlp& net) {
+    return adapt_with_combine(std::move(inner), net, comm, {.num_steps_per_communication = passes});
+  });
+  check([&](SGD inner, mlp& net) {
+    return adapt_then_combine(std::move(inner), net, comm, {.backward_passes_per_step = passes});
+  });
+  check([&](SGD inner, mlp& net) {
+    return optim::gradient_allreduce(std::move(inner), net, comm,
+                                     {.backward_passes_per_step = passes});
+  });
+}
+
 RANKS_TEST("the state of a plain optimizer can be loaded into the wrapper", "[optim][saving]") {
   auto all = simulated_sgd(comm.size());
   mlp net = make_mlp(comm.rank());

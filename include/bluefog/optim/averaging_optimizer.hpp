@@ -8,7 +8,6 @@
 #include <utility>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
@@ -24,6 +23,8 @@
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/parameters.hpp>
 #include <bluefog/optim/partial_step.hpp>
+#include <bluefog/optim/pass_counter.hpp>
+#include <bluefog/optim/saved_numbers.hpp>
 #include <bluefog/optim/transfer.hpp>
 #include <bluefog/topology/neighborhood.hpp>
 
@@ -123,25 +124,28 @@ class averaging_optimizer : public Inner, public communicates_over<Backend> {
   [[nodiscard]] bool reduces_gradients() const noexcept override { return false; }
   [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return shared_; }
 
-  /// Writes what the user's optimizer writes, and where in the schedule it is. What is on its way
-  /// is not part of it: whoever loads it sends the same again.
+  /// Writes what the user's optimizer writes, where in the schedule it is, and how many passes
+  /// steps have used since the last communication. Neither gradients nor what is on its way are
+  /// part of it: whoever loads it sends the same again.
   void save(torch::serialize::OutputArchive& archive) const override {
     Inner::save(archive);
     const auto at = shared_->mixing().position();
-    archive.write("bluefog_round", at::full({}, at.round, at::kLong), /*is_buffer=*/true);
-    archive.write("bluefog_communications", at::full({}, at.communications, at::kLong),
-                  /*is_buffer=*/true);
+    write_number(archive, "bluefog_round", at.round);
+    write_number(archive, "bluefog_communications", at.communications);
+    write_passes(archive, shared_->counter());
   }
   /// Loads what `save` wrote; the same on every rank. An archive of the user's optimizer alone is
-  /// fine too: the schedule then begins anew.
+  /// fine too: the schedule then begins anew, and so does the window. Between `step()` and the next
+  /// pass: later the window stays as it is.
   void load(torch::serialize::InputArchive& archive) override {
     Inner::load(archive);
-    const auto number = [&](const char* name) {
-      at::Tensor saved;
-      return archive.try_read(name, saved, /*is_buffer=*/true) ? saved.item<std::int64_t>() : 0;
-    };
     shared_->mixing().drop();
-    shared_->mixing().position({number("bluefog_round"), number("bluefog_communications")});
+    shared_->mixing().position(
+        {read_number(archive, "bluefog_round"), read_number(archive, "bluefog_communications")});
+    pass_counter& counter = shared_->counter();
+    if (counter.unused() > 0) return;
+    read_passes(archive, counter);
+    counter.stepped();
   }
 
  protected:
