@@ -49,6 +49,43 @@ SGD sgd_of(mlp& net) {
   return SGD(net->parameters(), SGDOptions(0.1).momentum(0.9));
 }
 
+struct convolutional_impl : torch::nn::Module {
+  convolutional_impl() {
+    convolution =
+        register_module("convolution", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 3)));
+    norm = register_module("norm", torch::nn::BatchNorm2d(4));
+    same = register_module("same", torch::nn::Linear(4, 4));
+  }
+  at::Tensor forward(const at::Tensor& images) {
+    const auto seen = torch::relu(norm(convolution(images))).mean(at::IntArrayRef{2, 3});
+    return same(torch::tanh(same(seen)));  // one layer twice
+  }
+  torch::nn::Conv2d convolution{nullptr};
+  torch::nn::BatchNorm2d norm{nullptr};
+  torch::nn::Linear same{nullptr};
+};
+TORCH_MODULE_IMPL(convolutional, convolutional_impl);
+
+convolutional make_convolutional(int seed) {
+  convolutional net;
+  net->to(at::kDouble);
+  fill(*net, seed);
+  return net;
+}
+/// The same with a weight in channels-last layout.
+convolutional make_channels_last(int seed) {
+  convolutional net = make_convolutional(seed);
+  net->convolution->weight.set_data(
+      net->convolution->weight.contiguous(at::MemoryFormat::ChannelsLast));
+  return net;
+}
+at::Tensor convolutional_loss(convolutional& net, int rank, int step) {
+  return loss_of(net->forward(values({2, 3, 6, 6}, 10 * step + rank)), rank);
+}
+bool channels_last(convolutional& net) {
+  return net->convolution->weight.is_contiguous(at::MemoryFormat::ChannelsLast);
+}
+
 }  // namespace
 
 RANKS_TEST("the model keeps its tensors, in one piece of memory", "[optim][arena]") {
@@ -369,55 +406,23 @@ RANKS_TEST("gradients clipped between backward and step are the ones used", "[op
   }
 }
 
-namespace {
-
-struct convolutional_impl : torch::nn::Module {
-  convolutional_impl() {
-    convolution =
-        register_module("convolution", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 3)));
-    norm = register_module("norm", torch::nn::BatchNorm2d(4));
-    same = register_module("same", torch::nn::Linear(4, 4));
-  }
-  at::Tensor forward(const at::Tensor& images) {
-    const auto seen = torch::relu(norm(convolution(images))).mean(at::IntArrayRef{2, 3});
-    return same(torch::tanh(same(seen)));  // one layer twice
-  }
-  torch::nn::Conv2d convolution{nullptr};
-  torch::nn::BatchNorm2d norm{nullptr};
-  torch::nn::Linear same{nullptr};
-};
-TORCH_MODULE_IMPL(convolutional, convolutional_impl);
-
-}  // namespace
-
 RANKS_TEST("a convolution in channels-last layout, batch norm and a layer used twice",
            "[optim][layout]") {
   const int n = comm.size();
   std::vector<convolutional> nets;
   std::vector<SGD> optimizers;
-  const auto make = [](int rank) {
-    convolutional net;
-    net->to(at::kDouble);
-    fill(*net, rank);
-    return net;
-  };
   for (int rank = 0; rank < n; ++rank) {
-    nets.push_back(make(rank));
+    nets.push_back(make_convolutional(rank));
     optimizers.emplace_back(nets.back()->parameters(), SGDOptions(0.1).momentum(0.9));
   }
-  convolutional net = make(comm.rank());
-  net->convolution->weight.set_data(
-      net->convolution->weight.contiguous(at::MemoryFormat::ChannelsLast));
+  convolutional net = make_channels_last(comm.rank());
   adapt_with_combine optimizer(SGD(net->parameters(), SGDOptions(0.1).momentum(0.9)), net, comm,
                                topology::fully_connected(n));
-  require(net->convolution->weight.is_contiguous(at::MemoryFormat::ChannelsLast), "keeps layout");
+  require(channels_last(net), "keeps layout");
   for (int step = 0; step < 4; ++step) {
-    const auto loss = [&](convolutional& model, int rank) {
-      return loss_of(model->forward(values({2, 3, 6, 6}, 10 * step + rank)), rank);
-    };
     for (int rank = 0; rank < n; ++rank) {
       optimizers[static_cast<std::size_t>(rank)].zero_grad();
-      loss(nets[static_cast<std::size_t>(rank)], rank).backward();
+      convolutional_loss(nets[static_cast<std::size_t>(rank)], rank, step).backward();
     }
     {
       const torch::NoGradGuard no_grad;
@@ -434,7 +439,7 @@ RANKS_TEST("a convolution in channels-last layout, batch norm and a layer used t
     for (auto& each : optimizers) each.step();
 
     optimizer.zero_grad();
-    loss(net, comm.rank()).backward();
+    convolutional_loss(net, comm.rank(), step).backward();
     for (std::size_t i = 0; i < net->parameters().size(); ++i)  // the gradient at the old place
       require_close(net->parameters()[i].grad(),
                     nets[static_cast<std::size_t>(comm.rank())]->parameters()[i].grad(), 1e-10);
@@ -442,7 +447,7 @@ RANKS_TEST("a convolution in channels-last layout, batch norm and a layer used t
     require_equal(optimizer.round(), std::int64_t{step + 1});
   }
   require_close(flatten(*net), flatten(*nets[static_cast<std::size_t>(comm.rank())]), 1e-10);
-  require(net->convolution->weight.is_contiguous(at::MemoryFormat::ChannelsLast), "keeps layout");
+  require(channels_last(net), "keeps layout");
 }
 
 RANKS_TEST("a model reloaded between steps goes on from what was loaded", "[optim][reload]") {
@@ -473,6 +478,46 @@ RANKS_TEST("a model reloaded between steps goes on from what was loaded", "[opti
                        off));
       }
     }
+}
+
+RANKS_TEST("a model in channels-last layout is saved and reloaded like any other",
+           "[optim][reload][saving][layout]") {
+  const auto step_on = [&](auto& optimizer, convolutional& net, int step) {
+    convolutional_loss(net, comm.rank(), step).backward();
+    optimizer.step();
+  };
+  convolutional net = make_channels_last(comm.rank());
+  const std::string plain = saved(net), contiguous = saved(make_convolutional(comm.rank()));
+  const auto graph = topology::fully_connected(comm.size());
+  adapt_with_combine optimizer(SGD(net->parameters(), SGDOptions(0.1)), net, comm, graph);
+  require(saved(net) == plain, "byte for byte");
+  optimizer.zero_grad();
+  step_on(optimizer, net, 0);
+
+  for (const bool same_layout : {true, false}) {  // from a file of this layout and of another
+    optimizer.zero_grad();
+    restore(same_layout ? plain : contiguous, net);
+    // What torch has to end with, from what all ranks have saved: averaged, then stepped.
+    convolutional alone = make_convolutional(comm.rank());
+    convolutional_loss(alone, comm.rank(), 7).backward();
+    std::vector<at::Tensor> gradient, mean;
+    for (const auto& each : alone->parameters()) {
+      gradient.push_back(each.grad().reshape(-1));
+      mean.push_back(torch::zeros_like(each).reshape(-1));
+    }
+    for (int rank = 0; rank < comm.size(); ++rank) {
+      const convolutional other = make_convolutional(rank);
+      for (std::size_t i = 0; i < mean.size(); ++i)
+        mean[i] += other->parameters()[i].detach().reshape(-1) / comm.size();
+    }
+    step_on(optimizer, net, 7);
+    require(channels_last(net) || !same_layout, "keeps layout");
+    require_close(flatten(*net), torch::cat(mean) - 0.1 * torch::cat(gradient), 1e-10);
+
+    convolutional again = make_channels_last(77);
+    restore(saved(net), again);
+    require_same(flatten(*again), flatten(*net));
+  }
 }
 
 RANKS_TEST("a converted model is an error that names the parameter", "[optim][reload]") {
@@ -764,3 +809,26 @@ RANKS_TEST("agreeing on what travels costs nothing until it changes", "[optim][f
     });
   }
 }
+
+#ifdef BLUEFOG_TEST_MPI
+namespace {
+
+/// A whole training that ends after main(), and so after MPI.
+struct everything {
+  communicator<mpi_backend> comm;
+  mlp net = make_mlp(comm.rank());
+  decltype(adapt_with_combine(std::declval<SGD>(), std::declval<mlp&>(),
+                              std::declval<communicator<mpi_backend>&>())) optimizer{sgd_of(net),
+                                                                                     net, comm};
+};
+std::optional<everything> outlives_mpi;
+
+}  // namespace
+
+// Started by CMakeLists.txt, which looks at how the process ends.
+TEST_CASE("an optimizer that is a global outlives MPI", "[.][outlives-mpi]") {
+  outlives_mpi.emplace();
+  train(outlives_mpi->optimizer, outlives_mpi->net, outlives_mpi->comm.rank(), 0);
+  CHECK(outlives_mpi->optimizer.round() == 1);
+}
+#endif

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Must not compile: LBFGS would have to communicate within its step.
+// Must not compile: LBFGS would have to communicate within its step. The build says under which
+// wrapper.
 #include <utility>
 #include <vector>
 
@@ -7,10 +8,11 @@
 #include <torch/optim/lbfgs.h>
 
 #include <bluefog/optim/adapt_with_combine.hpp>
+#include <bluefog/optim/gradient_allreduce.hpp>
 #include <bluefog/thread.hpp>
 
 void wrap(bluefog::communicator<bluefog::thread_backend>& comm, const torch::nn::Module& model,
           const std::vector<at::Tensor>& parameters) {
   torch::optim::LBFGS inner(parameters);
-  bluefog::optim::adapt_with_combine optimizer(std::move(inner), model, comm);
+  bluefog::optim::BLUEFOG_TEST_WRAPPER optimizer(std::move(inner), model, comm);
 }
