@@ -146,7 +146,8 @@ TEMPLATE_TEST_CASE("a step bucket by bucket is the whole step bit for bit", "[op
 }
 
 TEMPLATE_TEST_CASE("gradient_allreduce steps any optimizer with the mean gradient",
-                   "[optim][any][thread]", case_sgd, case_adam, case_rmsprop, case_own) {
+                   "[optim][any][thread]", case_sgd, case_adam, case_adamw, case_rmsprop,
+                   case_adagrad, case_own) {
   using inner = typename TestType::type;
   for (const int ranks : {1, 3})
     run_threads(ranks, [](communicator<thread_backend>& comm) {
