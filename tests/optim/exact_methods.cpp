@@ -554,6 +554,46 @@ RANKS_TEST("decentlam and quasi-global momentum take weight decay, groups and a 
   });
 }
 
+RANKS_TEST("two backwards before a step are one of the sum, and the step communicates",
+           "[optim][exact_methods]") {
+  if (comm.size() > 4) return;  // long enough
+  const auto all = quadratics::of(comm.size());
+  const topology::ring ring(comm.size());
+  const auto check = [&](auto wrap) {
+    const auto start = starts(comm.size())[comm.rank()];
+    quadratic apart(all, comm.rank(), start), summed(all, comm.rank(), start);
+    const auto sgd = [](quadratic& model) {
+      return torch::optim::SGD(model.parameters(), torch::optim::SGDOptions(mu / 4).momentum(0));
+    };
+    auto accumulating = wrap(sgd(apart), apart);
+    auto at_once = wrap(sgd(summed), summed);
+    for (int k = 0; k < 6; ++k) {
+      accumulating.zero_grad();
+      const auto sent = comm.statistics().messages_sent;
+      for (int pass = 0; pass < 2; ++pass) accumulating.forward(apart).backward();
+      require_equal(comm.statistics().messages_sent, sent);
+      accumulating.step();
+      require((comm.statistics().messages_sent > sent) == (comm.size() > 1), "every step sends");
+      at_once.zero_grad();
+      (at_once.forward(summed) + at_once.forward(summed)).backward();
+      at_once.step();
+      require_close(apart.now(), summed.now(), 1e-13);
+      require_equal(accumulating.round(), std::int64_t{k + 1});
+    }
+  };
+  check([&](auto sgd, auto& model) {
+    return optim::gradient_tracking(std::move(sgd), model, comm, ring);
+  });
+  check([&](auto sgd, auto& model) {
+    return optim::exact_diffusion(std::move(sgd), model, comm, ring);
+  });
+  check([&](auto sgd, auto& model) { return optim::extra(std::move(sgd), model, comm, ring); });
+  check([&](auto sgd, auto& model) { return optim::decentlam(std::move(sgd), model, comm, ring); });
+  check([&](auto sgd, auto& model) {
+    return optim::quasi_global_momentum(std::move(sgd), model, comm, ring);
+  });
+}
+
 RANKS_TEST("a step costs one averaging of the parameters, that of gradient tracking two",
            "[optim][exact_methods]") {
   const topology::ring ring(comm.size());
