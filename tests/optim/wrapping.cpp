@@ -371,6 +371,38 @@ RANKS_TEST("tied and unused parameters travel once", "[optim][tied]") {
   require_same_parameters(net, alone);
 }
 
+RANKS_TEST("adapt_with_combine averages over all ranks every second time, wherever it starts",
+           "[optim][communication]") {
+  if (comm.size() > 4) return;  // long enough
+  using optim::start;
+  const int n = comm.size();
+  for (const start when :
+       {start::after_step, start::after_forward, start::at_step, start::inside_backward}) {
+    auto all = simulated_sgd(n);
+    mlp net = make_mlp(comm.rank());
+    adapt_with_combine optimizer(sgd_of(net), net, comm,
+                                 {.start = when, .global_average_every = 2});
+    for (int step = 1; step <= 5; ++step) {
+      if (step % 2 != 0) {
+        all.step(sequence::combine_first, loss_in_step(step));
+      } else {
+        at::Tensor mean = torch::zeros_like(flatten(*net));
+        for (int rank = 0; rank < n; ++rank) {
+          all.optimizer(rank).zero_grad();
+          loss_in_step(step)(all.net(rank), rank).backward();
+          mean += flatten(*all.net(rank)) / n;
+        }
+        for (int rank = 0; rank < n; ++rank) {
+          torch::nn::utils::vector_to_parameters(mean.clone(), all.net(rank)->parameters());
+          all.optimizer(rank).step();
+        }
+      }
+      train(optimizer, net, comm.rank(), step);
+      require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
+    }
+  }
+}
+
 RANKS_TEST("gradients clipped between backward and step are the ones used", "[optim][clip]") {
   for (const bool combine_first : {true, false}) {
     auto all = simulated_sgd(comm.size());
