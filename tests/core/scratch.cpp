@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <new>
 #include <set>
 #include <thread>
 #include <vector>
@@ -70,6 +74,66 @@ TEST_CASE("few blocks are kept, the largest", "[core][scratch]") {
     again.push_back(pool.acquire(1U << 20U));
     CHECK(large.count(again.back().data()) == 1);
   }
+}
+
+namespace {
+
+// What a source has given, and what of it has not come back.
+int allocations = 0;
+std::map<std::byte*, std::size_t> living;
+
+}  // namespace
+
+TEST_CASE("where freeing is dear, what a step needs is kept, and no more than a few times that",
+          "[core][scratch]") {
+  constexpr std::size_t most = 100000, at_once = 3;
+  {
+    scratch_pool pool({.allocate =
+                           [](std::size_t bytes) {
+                             ++allocations;
+                             auto* made = static_cast<std::byte*>(
+                                 ::operator new(bytes, std::align_val_t{scratch_pool::alignment}));
+                             living[made] = bytes;
+                             return made;
+                           },
+                       .release =
+                           [](std::byte* data) noexcept {
+                             living.erase(data);
+                             ::operator delete(data, std::align_val_t{scratch_pool::alignment});
+                           },
+                       .dear = true});
+    const auto step = [&](std::size_t first, double factor) {
+      for (auto bytes = static_cast<double>(first); bytes <= most && bytes >= 100;
+           bytes *= factor) {
+        std::vector<scratch_pool::block> blocks;
+        for (std::size_t i = 0; i < at_once; ++i) {
+          blocks.push_back(pool.acquire(static_cast<std::size_t>(bytes)));
+          CHECK(living.at(blocks.back().data()) >= static_cast<std::size_t>(bytes));
+        }
+      }
+    };
+    const auto freed = [] { return allocations - static_cast<int>(living.size()); };
+    step(100, 1.01);
+    step(most, 0.97);
+    const int before = allocations;
+    CHECK(freed() == 0);
+    for (int i = 0; i < 3; ++i) step(100, 1.01), step(most, 0.97);
+    CHECK(allocations == before);
+    CHECK(freed() == 0);
+
+    // More small ones at once than large ones, again and again, in other sizes.
+    std::vector<scratch_pool::block> held;
+    for (std::size_t bytes = 256; bytes <= most; bytes *= 4) {
+      for (std::size_t sum = 0; sum < at_once * most; sum += bytes)
+        held.push_back(pool.acquire(bytes));
+      held.clear();
+    }
+    std::size_t total = 0;
+    for (const auto& [data, bytes] : living) total += bytes;
+    CHECK(total <= 5 * (at_once + 1) * std::bit_ceil(most));
+    CHECK(freed() > 0);
+  }
+  CHECK(living.empty());
 }
 
 TEST_CASE("any thread may take and give back", "[core][scratch]") {

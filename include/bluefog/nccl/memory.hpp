@@ -12,8 +12,7 @@ namespace bluefog::nccl {
 
 /// \return temporary memory of the device that is current when a block is acquired. Blocks are used
 ///         in the order of one stream, so one may go back while the stream still works on it.
-///         Enough are kept that no operation on few neighbours frees one, which would wait for the
-///         device.
+///         They are kept: to free one would wait for the device.
 [[nodiscard]] inline scratch_pool device_pool() {
   return scratch_pool({.allocate =
                            [](std::size_t bytes) {
@@ -26,7 +25,7 @@ namespace bluefog::nccl {
                              // Refused once the process ends, when the driver has freed it.
                              static_cast<void>(cudaFree(memory));
                            },
-                       .kept = 32});
+                       .dear = true});
 }
 
 /// \return temporary host memory that the device reads and writes by itself.
@@ -39,7 +38,7 @@ namespace bluefog::nccl {
              return static_cast<std::byte*>(memory);
            },
        .release = [](std::byte* memory) noexcept { static_cast<void>(cudaFreeHost(memory)); },
-       .kept = 8});
+       .dear = true});
 }
 
 }  // namespace bluefog::nccl
