@@ -144,6 +144,71 @@ TEST_CASE("a rank that does not answer is a timeout_error, after which the memor
   stand_in::all_memory_is_device(false);
 }
 
+TEST_CASE("whoever waits for the device's work is told when it cannot come", "[nccl][errors]") {
+  std::atomic<bool> go = false;
+  std::barrier ready(2);
+  const auto problem = run_nccl_ranks(
+      2,
+      [&](nccl_communicator& comm) {
+        nccl_backend& transport = comm.transport();
+        ready.arrive_and_wait();
+        {
+          const nccl::device_scope scope(transport.device());
+          stand_in::stream_of(transport.stream(), "test")->give([&] {
+            while (!go) std::this_thread::sleep_for(1ms);
+          });
+        }
+        if (comm.rank() == 0) {
+          require_contains(require_throws<timeout_error>([&] { transport.synchronize(); }),
+                           "rank 0 waits in vain for the work on its device");
+        } else {
+          std::this_thread::sleep_for(150ms);  // its own time is over later than rank 0's
+          require_contains(require_throws<peer_error>([&] { transport.synchronize(); }),
+                           "rank 0 has ended the communicator");
+        }
+        require_throws<transport_error>([&] { transport.synchronize(); });
+        ready.arrive_and_wait();
+        go = true;
+        const nccl::device_scope scope(transport.device());
+        while (nccl::is_not_ready(cudaStreamQuery(transport.stream()))) std::this_thread::yield();
+      },
+      {.timeout = 300ms});
+  CHECK(problem == "");
+}
+
+TEST_CASE("operations of many sizes, over and over, take their memory from each other",
+          "[nccl][memory]") {
+  for (const bool device : {false, true}) {
+    INFO((device ? "device" : "host") << " memory");
+    stand_in::all_memory_is_device(device);
+    constexpr int ranks = 4;
+    std::barrier together(ranks);
+    std::atomic<int> first = 0, last = 0;
+    const auto problem =
+        run_nccl_ranks(ranks,
+                       [&](nccl_communicator& comm) {
+                         std::vector<std::vector<float>> buckets;
+                         for (double count = 1000; buckets.size() < 20; count *= 1.3)
+                           buckets.emplace_back(static_cast<std::size_t>(count), 1.0F);
+                         for (int step = 0; step < 3; ++step) {
+                           std::vector<request<void>> started;
+                           for (auto& each : buckets)
+                             started.push_back(neighbor_allreduce_nonblocking(
+                                 comm, each, each, topology::fully_connected(ranks)));
+                           for (auto& each : started) each.wait();
+                           together.arrive_and_wait();
+                           if (comm.rank() == 0)
+                             (step == 0 ? first : last) = stand_in::memory_calls();
+                           together.arrive_and_wait();
+                         }
+                       },
+                       {});
+    CHECK(problem == "");
+    CHECK(last == first);
+  }
+  stand_in::all_memory_is_device(false);
+}
+
 TEST_CASE("a rank that is missing at the start is a timeout_error that says so",
           "[nccl][bootstrap]") {
   const nccl::meeting alone{

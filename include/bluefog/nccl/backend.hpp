@@ -58,8 +58,13 @@ namespace bluefog {
 /// fails on one rank ends this communicator on all ranks, with one abort each; those split from it
 /// or duplicated live on. Afterwards every operation is refused for that reason.
 ///
-/// Any thread may call any function. Each communicator has a stream of its own; how many may work
-/// at the same time on one device, NCCL's documentation says.
+/// Any thread may call any function. Each communicator has a stream of its own, and nothing orders
+/// the work of several on one device: where ranks start it in different orders, and the device has
+/// no room for both, they wait for each other until their time is over. A program that cannot rule
+/// that out waits for what is in flight on one communicator before it uses the next; a blocking
+/// call is over on the device, too. `NCCL_LAUNCH_ORDER_IMPLICIT=1` (NCCL 2.26 or newer) has NCCL
+/// keep the order in which it is called, which is the same on all ranks for blocking calls of one
+/// thread, but not for requests that several communicators have in flight.
 class nccl_backend {
  public:
   using operation_type = nccl::operation;
@@ -180,7 +185,10 @@ class nccl_backend {
   [[nodiscard]] bool on_device(const void* data) const { return nccl::library::on_device(data); }
 
   [[nodiscard]] scratch_pool::block scratch(std::size_t bytes) {
-    return attempt([&] { return connection_->device_memory().acquire(bytes); });
+    return attempt([&] {
+      connection_->expects_usable();  // or the device may be stuck, and give nothing any more
+      return connection_->device_memory().acquire(bytes);
+    });
   }
 
   /// \return what the program has given to its stream so far.
@@ -210,9 +218,22 @@ class nccl_backend {
   }
 
   /// Blocks until all work so far is over: for memory that the host shares with the device.
+  /// \throws timeout_error once the time is over in which ranks have to come; peer_error if another
+  ///         rank has ended the communicator; transport_error.
   void synchronize() {
+    const auto deadline = group_.deadline();
     const auto moment = attempt([&] { return nccl::record(stream()); });
-    const auto over = [&] { return attempt([&] { return nccl::is_over(moment.get()); }); };
+    const auto over = [&] {
+      return attempt([&] {
+        connection_->expects_usable();
+        if (nccl::is_over(moment.get())) return true;
+        static_cast<void>(connection_->has_launched());
+        connection_->expects_everybody();
+        expects<timeout_error>(std::chrono::steady_clock::now() < deadline, "nccl_backend: rank ",
+                               rank_, " waits in vain for the work on its device");
+        return false;
+      });
+    };
     while (!over()) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 
