@@ -30,7 +30,9 @@ RANKS_TEST("broadcast gives every rank the root's values, for every dtype, root 
            "[collective][broadcast]") {
   for (const dtype type : dtypes)
     with_type(type, [&]<class T>() {
-      for (int root = 0; root < comm.size(); ++root)
+      for (int root = 0; root < comm.size(); ++root) {
+        // Of many ranks, a third are roots with each type; the types take turns.
+        if (comm.size() > 5 && (root + static_cast<int>(type)) % 3 != 0) continue;
         for (const std::size_t count : sizes) {
           const auto wanted = operand<T>(root, count);
           auto in = operand<T>(comm.rank(), count);
@@ -42,6 +44,7 @@ RANKS_TEST("broadcast gives every rank the root's values, for every dtype, root 
           broadcast(comm, in, root);
           require(std::equal(in.begin(), in.end(), wanted.begin()), "in place");
         }
+      }
     });
 }
 
