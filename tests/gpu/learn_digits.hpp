@@ -13,10 +13,14 @@
 #include <bluefog/tensor.hpp>
 #include <bluefog/topology.hpp>
 
-#include "digits.hpp"
-#include "nets.hpp"
+#include "../../examples/support/digits.hpp"
+#include "../../examples/support/nets.hpp"
 
 namespace bluefog_test::gpu {
+
+/// What is learnt enough: who sees half of the digits, and knows no others, recognizes half at
+/// most.
+inline constexpr double digits_goal = 0.85;
 
 /// Learns handwritten digits with mixed precision, where no rank sees them all: rank r of n has
 /// those whose number modulo n is r, and knows the others from its neighbours alone. So who does
@@ -25,7 +29,7 @@ namespace bluefog_test::gpu {
 /// \return the share of the test images that this rank's net recognizes.
 template <class Comm>
 [[nodiscard]] double learn_digits(Comm& comm, at::Device device,
-                                  const std::filesystem::path& folder) {
+                                  const std::filesystem::path& folder, int epochs = 3) {
   using namespace bluefog;
   const auto data = example::load_digits(folder);
   const at::Tensor own = data.train.labels().remainder(comm.size()).eq(comm.rank());
@@ -44,7 +48,6 @@ template <class Comm>
   amp::grad_scaler scaler;
   const auto type = device.is_cuda() ? at::kHalf : at::kBFloat16;
   constexpr std::int64_t batch = 32;
-  constexpr int epochs = 3;
   for (int epoch = 0; epoch < epochs; ++epoch)
     for (std::int64_t first = 0; first + batch <= shortest; first += batch) {
       const auto examples = data.train.select(rows.slice(0, first, first + batch));

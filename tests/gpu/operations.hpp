@@ -2,9 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
-#include <exception>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -63,46 +62,46 @@ template <class T>
 }
 
 /// Runs `operation(comm, in, out)` on device memory, then on host memory, which is staged, and
-/// compares both with the thread backend, bit for bit.
+/// compares both with the thread backend, bit for bit. \param options  the thread backend's.
 template <class T, class Comm, class Operation>
 [[nodiscard]] std::string compare(Comm& comm, std::size_t count, std::size_t results,
-                                  const Operation& operation) {
-  try {
-    const auto index = static_cast<std::size_t>(comm.rank());
-    std::vector<std::vector<T>> wanted(static_cast<std::size_t>(comm.size()),
-                                       std::vector<T>(results));
-    bluefog::run_threads(comm.size(), [&](auto& threads) {
-      const auto x = sample<T>(threads.rank(), count);
-      operation(threads, std::span<const T>(x),
-                std::span<T>(wanted[static_cast<std::size_t>(threads.rank())]));
-    });
-    const auto x = sample<T>(comm.rank(), count);
-    const auto differs = [&](const std::vector<T>& y) {
-      return std::memcmp(y.data(), wanted[index].data(), results * sizeof(T)) != 0;
-    };
+                                  const Operation& operation,
+                                  const bluefog::communicator_options& options = {}) {
+  const auto index = static_cast<std::size_t>(comm.rank());
+  std::vector<std::vector<T>> wanted(static_cast<std::size_t>(comm.size()),
+                                     std::vector<T>(results));
+  bluefog::run_threads(
+      comm.size(),
+      [&](auto& threads) {
+        const auto x = sample<T>(threads.rank(), count);
+        operation(threads, std::span<const T>(x),
+                  std::span<T>(wanted[static_cast<std::size_t>(threads.rank())]));
+      },
+      options);
+  const auto x = sample<T>(comm.rank(), count);
+  const auto differs = [&](const std::vector<T>& y) {
+    return std::memcmp(y.data(), wanted[index].data(), results * sizeof(T)) != 0;
+  };
 
-    const device_array<T> in(x);
-    std::vector<T> y(results);
-    const device_array<T> out(y);
-    operation(comm, std::span<const T>(in.values()), out.values());
-    out.copy_to(y);
-    if (differs(y)) return "device memory: another result than the thread backend's";
+  const device_array<T> in(x);
+  std::vector<T> y(results);
+  const device_array<T> out(y);
+  operation(comm, std::span<const T>(in.values()), out.values());
+  out.copy_to(y);
+  if (differs(y)) return "device memory: another result than the thread backend's";
 
-    std::vector<T> z(results);
-    operation(comm, std::span<const T>(x), std::span<T>(z));
-    return differs(z) ? "host memory: another result than the thread backend's" : "";
-  } catch (const std::exception& problem) {
-    return problem.what();
-  }
+  std::vector<T> z(results);
+  operation(comm, std::span<const T>(x), std::span<T>(z));
+  return differs(z) ? "host memory: another result than the thread backend's" : "";
 }
 
 template <class T, class Comm>
-void check_floating(Comm& comm, std::string_view type, std::vector<finding>& found) {
+void check_floating(Comm& comm, std::string_view type, findings& found) {
   using namespace bluefog;
   const auto add = [&](std::string_view name, std::size_t results, const auto& operation) {
     constexpr std::size_t count = 10007;
-    add_finding(found, std::string(name) + ", " + std::string(type),
-                [&] { return compare<T>(comm, count, results == 0 ? count : results, operation); });
+    found.add(std::string(name) + ", " + std::string(type),
+              [&] { return compare<T>(comm, count, results == 0 ? count : results, operation); });
   };
   add("neighbor_allreduce, one peer", 0, [](auto& c, auto in, auto out) {
     const auto rounds = topology::one_peer_exponential(c.size()).rounds(c.rank());
@@ -132,17 +131,21 @@ void check_floating(Comm& comm, std::string_view type, std::vector<finding>& fou
 }
 
 template <class T, class Comm>
-void check_any(Comm& comm, std::string_view type, std::vector<finding>& found) {
+void check_any(Comm& comm, std::string_view type, findings& found) {
   using namespace bluefog;
   constexpr std::size_t count = 10007;
   const auto n = static_cast<std::size_t>(comm.size());
   const auto add = [&](std::string_view name, std::size_t results, const auto& operation) {
-    add_finding(found, std::string(name) + ", " + std::string(type),
-                [&] { return compare<T>(comm, count, results, operation); });
+    found.add(std::string(name) + ", " + std::string(type),
+              [&] { return compare<T>(comm, count, results, operation); });
   };
   add("broadcast", count, [](auto& c, auto in, auto out) { broadcast(c, in, out, c.size() - 1); });
   add("allreduce, sum", count,
       [](auto& c, auto in, auto out) { allreduce(c, in, out, reduce_op::sum); });
+  add("allreduce, product", count,
+      [](auto& c, auto in, auto out) { allreduce(c, in, out, reduce_op::product); });
+  add("allreduce, min", count,
+      [](auto& c, auto in, auto out) { allreduce(c, in, out, reduce_op::min); });
   add("allreduce, max", count,
       [](auto& c, auto in, auto out) { allreduce(c, in, out, reduce_op::max); });
   // Rank r gives count - r elements.
@@ -158,11 +161,53 @@ void check_any(Comm& comm, std::string_view type, std::vector<finding>& found) {
         });
 }
 
-/// \return what every check found, in the same order on every rank. Collective.
+/// Operations over machines, where each rank is taken for one: so machines mix.
 template <class Comm>
-[[nodiscard]] std::vector<finding> check_operations(Comm& comm) {
+void check_machines(Comm& comm, findings& found) {
+  using namespace bluefog;
+  constexpr std::size_t count = 10007;
+  const communicator_options options{.nodes_per_machine = 1};
+  found.add("a communicator of machines with a rank each", [&]() -> std::string {
+    Comm apart(nccl_backend(nccl::meet_over(comm)), options);
+    const auto check = [&](const std::string& what, const auto& operation) {
+      const auto problem = compare<float>(apart, count, count, operation, options);
+      return problem.empty() ? problem : what + ", " + problem;
+    };
+    if (apart.machine_size() != comm.size()) return "another number of machines";
+    const std::string mixed =
+        check("hierarchical_neighbor_allreduce", [](auto& c, auto in, auto out) {
+          hierarchical_neighbor_allreduce(c, in, out, topology::ring(c.machine_size()));
+        });
+    return !mixed.empty() ? mixed
+                          : check("allreduce within machines", [](auto& c, auto in, auto out) {
+                              allreduce(c, in, out, reduce_op::sum, {.scope = scope::machine});
+                            });
+  });
+}
+
+/// Operations without elements.
+template <class Comm>
+void check_objects(Comm& comm, findings& found) {
+  found.add("broadcast_object", [&]() -> std::string {
+    for (int root = 0; root < comm.size(); ++root) {
+      const std::string own = "rank " + std::to_string(comm.rank());
+      const std::string given = bluefog::broadcast_object(comm, own, root);
+      if (given != "rank " + std::to_string(root)) return "gives '" + given + "'";
+    }
+    return "";
+  });
+  found.add("barrier", [&]() -> std::string {
+    bluefog::barrier(comm);
+    auto later = bluefog::barrier_nonblocking(comm);
+    later.wait();
+    return "";
+  });
+}
+
+/// Adds what every check finds. Collective.
+template <class Comm>
+void check_operations(Comm& comm, findings& found) {
   const bluefog::nccl::device_scope scope(comm.transport().device());
-  std::vector<finding> found;
   check_floating<float>(comm, "float32", found);
   check_floating<double>(comm, "float64", found);
   check_floating<bluefog::float16>(comm, "float16", found);
@@ -172,7 +217,8 @@ template <class Comm>
   check_any<std::int64_t>(comm, "int64", found);
   check_any<std::int16_t>(comm, "int16", found);
   check_any<std::uint8_t>(comm, "uint8", found);
-  return found;
+  check_objects(comm, found);
+  check_machines(comm, found);
 }
 
 }  // namespace bluefog_test::gpu

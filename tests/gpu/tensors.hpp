@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <span>
 #include <string>
@@ -68,27 +67,23 @@ struct arrangement {
 template <class Comm, class Make, class Arrange, class Operation>
 [[nodiscard]] std::string compare_tensors(Comm& comm, at::Device device, const Make& make,
                                           const Arrange& arrange, const Operation& operation) {
-  try {
-    std::vector<tensors> wanted(static_cast<std::size_t>(comm.size()));
-    bluefog::run_threads(comm.size(), [&](auto& threads) {
-      tensors own;
-      for (const at::Tensor& each : make(threads.rank())) own.push_back(arrange(each));
-      wanted[static_cast<std::size_t>(threads.rank())] = operation(threads, std::move(own));
-    });
+  std::vector<tensors> wanted(static_cast<std::size_t>(comm.size()));
+  bluefog::run_threads(comm.size(), [&](auto& threads) {
     tensors own;
-    for (const at::Tensor& each : make(comm.rank())) own.push_back(arrange(each.to(device)));
-    const tensors results = operation(comm, std::move(own));
-    const tensors& right = wanted[static_cast<std::size_t>(comm.rank())];
-    if (results.size() != right.size()) return "another number of results";
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      if (results[i].device() != device) return "a result on another device";
-      if (results[i].strides() != right[i].strides()) return "a result arranged in another way";
-      if (!results[i].cpu().equal(right[i])) return "another result than the thread backend's";
-    }
-    return "";
-  } catch (const std::exception& problem) {
-    return problem.what();
+    for (const at::Tensor& each : make(threads.rank())) own.push_back(arrange(each));
+    wanted[static_cast<std::size_t>(threads.rank())] = operation(threads, std::move(own));
+  });
+  tensors own;
+  for (const at::Tensor& each : make(comm.rank())) own.push_back(arrange(each.to(device)));
+  const tensors results = operation(comm, std::move(own));
+  const tensors& right = wanted[static_cast<std::size_t>(comm.rank())];
+  if (results.size() != right.size()) return "another number of results";
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (results[i].device() != device) return "a result on another device";
+    if (results[i].strides() != right[i].strides()) return "a result arranged in another way";
+    if (!results[i].cpu().equal(right[i])) return "another result than the thread backend's";
   }
+  return "";
 }
 
 /// Each operation as `tensors(comm, tensors)`, in the blocking and the non-blocking form, apart and
@@ -135,19 +130,18 @@ void visit_gathers(const Visit& visit) {
   });
 }
 
-/// \return what every check found, in the same order on every rank. Collective.
+/// Adds what every check finds. Collective.
 template <class Comm>
-[[nodiscard]] std::vector<finding> check_tensors(Comm& comm, at::Device device) {
+void check_tensors(Comm& comm, at::Device device, findings& found) {
   using namespace bluefog;
-  std::vector<finding> found;
   const auto as_it_is = [](const at::Tensor& x) { return x; };
   for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
     const auto matrix = [&](int rank) { return tensors{sample_tensor(rank, {37, 12}, type)}; };
     const std::string kind = c10::toString(type);
     for (const auto& [name, arrange] : arrangements_of_matrices()) {
       const auto check = [&](const std::string& what, const auto& operation) {
-        add_finding(found, what + ", " + kind + ", " + name,
-                    [&] { return compare_tensors(comm, device, matrix, arrange, operation); });
+        found.add(what + ", " + kind + ", " + name,
+                  [&] { return compare_tensors(comm, device, matrix, arrange, operation); });
       };
       visit_operations(check);
       visit_gathers(check);
@@ -155,8 +149,8 @@ template <class Comm>
   }
   const auto check = [&](const std::string& what, const auto& make) {
     visit_operations([&](const std::string& name, const auto& operation) {
-      add_finding(found, name + ", " + what,
-                  [&] { return compare_tensors(comm, device, make, as_it_is, operation); });
+      found.add(name + ", " + what,
+                [&] { return compare_tensors(comm, device, make, as_it_is, operation); });
     });
   };
   check("no elements", [](int rank) { return tensors{sample_tensor(rank, {0, 3}, at::kFloat)}; });
@@ -167,8 +161,7 @@ template <class Comm>
   });
   const auto matrix = [](int rank) { return tensors{sample_tensor(rank, {64, 33}, at::kFloat)}; };
   const auto add = [&](const std::string& what, const auto& operation) {
-    add_finding(found, what,
-                [&] { return compare_tensors(comm, device, matrix, as_it_is, operation); });
+    found.add(what, [&] { return compare_tensors(comm, device, matrix, as_it_is, operation); });
   };
   add("in place", [](auto& c, tensors x) {
     neighbor_allreduce_(c, x[0], topology::fully_connected(c.size()));
@@ -213,7 +206,6 @@ template <class Comm>
     (mixed.sum() + gathered.sum() + from.sum() * 0.5 + root.sum() * (c.rank() + 1)).backward();
     return tensors{leaf.grad()};
   });
-  return found;
 }
 
 }  // namespace bluefog_test::gpu

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
@@ -162,6 +161,12 @@ void visit_optimizers(const Visit& visit) {
   visit_wrapper("exact_diffusion", exact, [](auto sgd, auto& net, auto& comm) {
     return optim::exact_diffusion(std::move(sgd), net, comm, topology::ring(comm.size()));
   });
+  visit_wrapper("extra", exact, [](auto sgd, auto& net, auto& comm) {
+    return optim::extra(std::move(sgd), net, comm, topology::ring(comm.size()));
+  });
+  visit_wrapper("decentlam", exact, [](auto sgd, auto& net, auto& comm) {
+    return optim::decentlam(std::move(sgd), net, comm, topology::ring(comm.size()));
+  });
   visit_wrapper("quasi_global_momentum", exact, [](auto sgd, auto& net, auto& comm) {
     return optim::quasi_global_momentum(std::move(sgd), net, comm, topology::ring(comm.size()));
   });
@@ -177,14 +182,11 @@ void visit_optimizers(const Visit& visit) {
   return " differs from the CPU's by " + std::to_string((own - right).abs().max().item<double>());
 }
 
-/// \return what every optimizer did, in the same order on every rank. Collective.
+/// Adds what every optimizer did. Collective.
 template <class Comm>
-[[nodiscard]] std::vector<finding> check_training(Comm& comm, at::Device device) {
-  std::vector<finding> found;
+void check_training(Comm& comm, at::Device device, findings& found) {
   visit_optimizers([&](const std::string& name, double tolerance, const auto& run) {
-    begin_check(name);
-    found.push_back({name, ""});
-    try {
+    found.add(name, [&]() -> std::string {
       std::vector<std::vector<at::Tensor>> wanted(static_cast<std::size_t>(comm.size()));
       bluefog::run_threads(comm.size(), [&](auto& threads) {
         wanted[static_cast<std::size_t>(threads.rank())] = run(threads, at::Device(at::kCPU));
@@ -193,12 +195,10 @@ template <class Comm>
       const auto& right = wanted[static_cast<std::size_t>(comm.rank())];
       for (std::size_t i = 0; i < results.size(); ++i)
         if (const auto text = difference(results[i], right[i], tolerance); !text.empty())
-          found.back().problem = "tensor " + std::to_string(i) + text;
-    } catch (const std::exception& problem) {
-      found.back().problem = problem.what();
-    }
+          return "tensor " + std::to_string(i) + text;
+      return "";
+    });
   });
-  return found;
 }
 
 }  // namespace bluefog_test::gpu

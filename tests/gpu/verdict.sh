@@ -39,22 +39,22 @@ expect() {
 script nvidia-smi 'echo A GPU'
 cmake 3.25.1 'echo "pass a $1"; echo "pass b $1"'
 expect "all is well" 0 "pass build" "figure build: [0-9] s" "pass a operations" "pass b operations" \
-  "skip tensors: no CUDA build.*" "PASSED: 3 checks, 6 skipped"
+  "skip tensors: no CUDA build.*" "PASSED: 3 checks, 7 skipped"
 cmake 3.25.1 'echo "pass a"; echo "fail b, c: rank $3: it: is $3"; echo "fail d: rank $3: no"; exit $3'
-expect "both ranks fail" 1 "pass a" "fail b, c: rank 0: it: is 0; rank 1: it: is 1" "FAILED: 2 of 4 checks, 6 skipped"
+expect "both ranks fail" 1 "pass a" "fail b, c: rank 0: it: is 0; rank 1: it: is 1" "FAILED: 2 of 4 checks, 7 skipped"
 cmake 3.25.1 'echo "pass a"; [ "$3" != 1 ] || { echo "fail b: rank 1: why"; exit 1; }; echo "pass b"'
-expect "one rank fails" 1 "pass a" "fail b: rank 1: why" "FAILED: 1 of 3 checks, 6 skipped"
+expect "one rank fails" 1 "pass a" "fail b: rank 1: why" "FAILED: 1 of 3 checks, 7 skipped"
 cmake 3.25.1 'echo "pass a"; [ "$3" = 1 ] || exec kill -9 $$; echo "pass b"'
-expect "a rank dies" 1 "fail operations: did not end in 200 s, or was killed" "FAILED: 1 of 3 checks, 6 skipped"
+expect "a rank dies" 1 "fail operations: did not end in 200 s, or was killed" "FAILED: 1 of 3 checks, 7 skipped"
 cmake 3.25.1 '[ "$3" = 1 ] || echo "pass a"'
-expect "a rank does nothing" 1 "fail a: one rank alone has come to it" "FAILED: 1 of 2 checks, 6 skipped"
+expect "a rank does nothing" 1 "fail a: one rank alone has come to it" "FAILED: 1 of 2 checks, 7 skipped"
 cmake 3.25.1 'exit 0'
-expect "nothing is checked" 1 "pass build" "NOTHING CHECKED: no check has passed on the GPU, 6 skipped"
+expect "nothing is checked" 1 "pass build" "NOTHING CHECKED: no check has passed on the GPU, 7 skipped"
 cmake 3.24.3 'echo "pass a"'
-expect "an old CMake" 1 "skip build: CMake 3.24.3, needs 3.25 or later" "NOTHING CHECKED: .*, 9 skipped"
+expect "an old CMake" 1 "skip build: CMake 3.24.3, needs 3.25 or later" "NOTHING CHECKED: .*, 10 skipped"
 script cmake 'case $1 in --version) echo cmake version 3.25.1 ;; esac'
-expect "an old program and a build that makes none" 1 "fail build: see above" "FAILED: 1 of 1 checks, 8 skipped"
+expect "an old program and a build that makes none" 1 "fail build: see above" "FAILED: 1 of 1 checks, 9 skipped"
 script nvidia-smi 'exit 1'
 cmake 3.25.1 'echo "pass a"'
-expect "no GPU" 1 "skip operations: no NVIDIA GPU.*" "NOTHING CHECKED ON A GPU: 1 passed, 8 skipped"
+expect "no GPU" 1 "skip operations: no NVIDIA GPU.*" "NOTHING CHECKED ON A GPU: 1 passed, 9 skipped"
 exit "$failures"

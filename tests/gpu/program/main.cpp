@@ -2,7 +2,7 @@
 // bluefog_gpu operations FILE RANK SIZE    every operation; SIZE processes meet by way of FILE
 // bluefog_gpu kernels                      speed of the averaging kernel against a copy
 //
-// Prints one line per check: "pass NAME", "fail NAME: why", or "figure NAME: VALUE".
+// Prints one line per check: "pass NAME", "fail NAME: [rank R: ]why", or "figure NAME: VALUE".
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <exception>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -18,24 +17,17 @@
 #include <bluefog/bluefog.hpp>
 
 #include "gpu/operations.hpp"
+#include "gpu/program/report.hpp"
 
 namespace {
 
 using namespace bluefog;
-using bluefog_test::gpu::finding;
 
 int operations(const char* file, int rank, int size) {
   communicator<nccl_backend> comm(nccl::meet_by_file(file, rank, size));
-  int failures = 0;
-  for (const auto& [check, problem] : bluefog_test::gpu::check_operations(comm)) {
-    // A check passes if it does on every rank.
-    const bool failed = any_of(comm, !problem.empty());
-    failures += failed ? 1 : 0;
-    if (rank == 0)
-      std::printf("%s %s%s%s\n", failed ? "fail" : "pass", check.c_str(), failed ? ": " : "",
-                  failed && problem.empty() ? "on another rank" : problem.c_str());
-  }
-  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  auto found = bluefog_test::gpu::printed_findings(rank);
+  bluefog_test::gpu::check_operations(comm, found);
+  return bluefog_test::gpu::conclude(comm, found) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 /// \return the shortest of several times that `give(stream)` takes on the device, in milliseconds.
@@ -98,14 +90,15 @@ int kernels() {
 
 int main(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // what was found remains, however this ends
+  const std::vector<std::string> words(argv + 1, argv + argc);
   try {
-    const std::vector<std::string_view> words(argv + 1, argv + argc);
     if (words.size() == 4 && words[0] == "operations")
       return operations(argv[2], std::atoi(argv[3]), std::atoi(argv[4]));
     if (words.size() == 1 && words[0] == "kernels") return kernels();
     std::fprintf(stderr, "usage: bluefog_gpu operations FILE RANK SIZE | bluefog_gpu kernels\n");
   } catch (const std::exception& problem) {
-    std::printf("fail the program: %s\n", problem.what());
+    std::printf("fail %s: %s%s\n", words[0].c_str(),
+                words.size() == 4 ? ("rank " + words[2] + ": ").c_str() : "", problem.what());
   }
   return EXIT_FAILURE;
 }

@@ -29,10 +29,10 @@ at::Device device_of(nccl_communicator& comm) {
 
 template <class Comm>
 void require_all(Comm& comm, at::Device device) {
-  for (const auto& [check, problem] : gpu::check_tensors(comm, device))
-    require_equal(check + ": " + problem, check + ": ");
-  for (const auto& [check, problem] : gpu::check_training(comm, device))
-    require_equal(check + ": " + problem, check + ": ");
+  gpu::findings found;
+  gpu::check_tensors(comm, device, found);
+  gpu::check_training(comm, device, found);
+  for (const auto& [check, problem] : found) require_equal(check + ": " + problem, check + ": ");
 }
 
 }  // namespace

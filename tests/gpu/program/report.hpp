@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include <bluefog/collective/barrier.hpp>
+
+#include "gpu/finding.hpp"
+
+/// What tests/gpu.sh reads: lines "pass NAME" and "fail NAME: rank R: why", of each rank on its own
+/// and as soon as they are known, since a communicator or a program may end any time. The script
+/// puts the ranks' lines together.
+namespace bluefog_test::gpu {
+
+/// \param where  follows each check's name; if there is none, what passes is said of each, too.
+[[nodiscard]] inline findings printed_findings(int rank, const std::string& where = "") {
+  return findings([=](const finding& found) {
+    if (!found.problem.empty())
+      std::printf("fail %s%s: rank %d: %s\n", found.check.c_str(), where.c_str(), rank,
+                  found.problem.c_str());
+    else if (where.empty())
+      std::printf("pass %s\n", found.check.c_str());
+  });
+}
+
+/// Says that all has passed, if so and if that has not been said of each. Waits for the other
+/// ranks, which may need this one until they are done, too. \return how much was wrong on this
+/// rank.
+template <class Comm>
+int conclude(Comm& comm, const findings& found, const std::string& where = "") {
+  int failures = 0;
+  for (const finding& each : found) failures += each.problem.empty() ? 0 : 1;
+  if (failures == 0 && !where.empty())
+    std::printf("pass %zu checks%s\n", found.size(), where.c_str());
+  try {
+    bluefog::barrier(comm);
+  } catch (const std::exception&) {
+    if (failures == 0) throw;  // else it is known what was first
+  }
+  return failures;
+}
+
+}  // namespace bluefog_test::gpu
