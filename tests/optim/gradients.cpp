@@ -363,6 +363,76 @@ RANKS_TEST("zero_grad refuses to lose a backward, and names synchronize", "[opti
   require_equal(log.count(""), 0);
 }
 
+RANKS_TEST("a backward lost to another zero_grad than the wrapper's is found out",
+           "[optim][gradients]") {
+  captured_log log;
+  const auto check = [&](auto& model, const auto& loss) {
+    const auto expected = [&](const at::Tensor& before, const std::vector<int>& seeds) {
+      at::Tensor mean = torch::zeros_like(before);
+      for (int rank = 0; rank < comm.size(); ++rank)
+        for (const int seed : seeds) {
+          std::vector<at::Tensor> parts;
+          for (const auto& part : torch::autograd::grad({loss(seed, rank)}, model.parameters()))
+            parts.push_back(part.reshape(-1));
+          mean += torch::cat(parts) / comm.size();
+        }
+      return before - 0.1 * mean / static_cast<double>(seeds.size());
+    };
+    const auto F = [&](int seed) { loss(seed, comm.rank()).backward(); };
+    const auto refused = [](auto&& act) {
+      const auto text = require_throws<usage_error>(act);
+      require_contains(text, "lost 1 backward ");
+      require_contains(text, "synchronize()");
+    };
+    for (const int passes : {1, 2}) {
+      model.zero_grad();
+      gradient_allreduce optimizer(SGD(model.parameters(), 0.1), model, comm,
+                                   {.backward_passes_per_step = passes, .bucket_bytes = 300});
+      torch::optim::Optimizer& base = optimizer;
+      const auto before = flatten(model);
+      F(1);
+      model.zero_grad();
+      refused([&] { F(2); });  // at the next backward
+      base.zero_grad();
+      F(3);
+      base.zero_grad();
+      refused([&] { optimizer.step(); });  // or where gradients are wanted
+      F(4);
+      base.zero_grad();
+      refused([&] { optimizer.synchronize(); });
+      F(5);
+      base.zero_grad();
+      refused([&] { optimizer.flush(); });
+      require_same(flatten(model), before);
+      // What is not lost: whole windows, results that are dropped, what a local step has used, and
+      // gradients that are other tensors because there is a graph of them.
+      std::vector<int> seeds = {6, 7};
+      seeds.resize(static_cast<std::size_t>(passes));
+      const auto wanted = expected(before, seeds);
+      for (const int seed : seeds) loss(seed, comm.rank()).backward({}, true, passes == 2);
+      optimizer.step();
+      require_close(flatten(model), wanted, 1e-12);
+      base.zero_grad();
+      for (const int seed : seeds) F(seed);
+      optimizer.synchronize();
+      base.zero_grad();
+      optimizer.reset_passes();
+      for (int pass = 0; pass < 2; ++pass) {
+        F(8);
+        optimizer.step();
+        base.zero_grad();
+      }
+    }
+  };
+  mlp net = make_mlp(0);
+  check(*net, [&](int seed, int rank) { return loss_in_step(seed)(net, rank); });
+  holder one(torch::zeros({3}, at::kDouble));
+  check(one, [&](int seed, int rank) {
+    return (one.weight - values({3}, 10 * seed + rank)).square().sum();
+  });
+  require_equal(log.count(""), 0);
+}
+
 RANKS_TEST("a generator and a discriminator with a wrapper each", "[optim][gradients]") {
   for (const bool by_module : {false, true}) {
     captured_log log;

@@ -33,8 +33,7 @@
 
 namespace bluefog::optim::detail {
 
-/// Reduces gradients over all ranks, bucket by bucket, as soon as they are ready. The hooks of the
-/// parameters point to it, so it stays at one address.
+/// Reduces gradients over all ranks in buckets, as soon as they are ready. Hooks point to it.
 template <backend Backend>
 class gradient_reducer final : public gradient_listener {
  public:
@@ -78,6 +77,7 @@ class gradient_reducer final : public gradient_listener {
   void backward_began(int number, bool anew) override {
     synchronized_ = step_announced_ = false;
     if (anew) forget_foreign();
+    expect_nothing_cleared();
     if (exchange_.busy()) {  // one backward too many: what was sent lacks it, so it is sent again
       exchange_.discard();
       resend_ = true;
@@ -87,9 +87,11 @@ class gradient_reducer final : public gradient_listener {
   }
 
   void gradient_ready(std::size_t index) override {
-    if (!counter_.due() || resend_ || local_steps_) return;
-    const c10::AutoGradMode no_grad(false);
-    exchange_.ready(index);
+    if (counter_.due() && !resend_ && !local_steps_) {
+      const c10::AutoGradMode no_grad(false);
+      exchange_.ready(index);
+    }
+    gradients_.arrived(index, exchange_.parameters()[index].tensor);
   }
 
   [[nodiscard]] bool changes_gradients() const noexcept override { return true; }
@@ -111,11 +113,13 @@ class gradient_reducer final : public gradient_listener {
     // Without a new backward the gradients were still those of all ranks.
     if (counter_.unused() > 0) local_steps_ = states_differ_ = true;
     counter_.stepped();
+    gradients_.clear();
   }
 
   /// Makes a step count as a pass where there could be no other sign of one: gradients set by hand,
-  /// or parameters reloaded just before the backward.
+  /// or parameters reloaded just before the backward. \throws usage_error if a backward was lost.
   void step_began() {
+    expect_nothing_cleared();
     if (step_is_pass()) counter_.count("step");
     pass_since_step_ = false;
   }
@@ -126,10 +130,10 @@ class gradient_reducer final : public gradient_listener {
            counter_.passes() + (step_is_pass() ? 1 : 0) >= counter_.wanted();
   }
 
-  /// Reduces what is not yet reduced and leaves the results in place. If it fails, the window is
-  /// over.
+  /// Reduces what is not yet reduced, in place. If it fails, the window is over.
   void synchronize() {
     if (synchronized_) return;
+    expect_nothing_cleared();
     synchronized(reduce({.passes = std::max(1, counter_.passes()), .wanted = counter_.wanted()}));
   }
 
@@ -138,6 +142,7 @@ class gradient_reducer final : public gradient_listener {
   ///         because some rank has stepped without the others, or nothing.
   [[nodiscard]] step_kind synchronize_rest() {
     if (synchronized_) return step_kind::reduced;
+    expect_nothing_cleared();
     const auto result = reduce({.passes = counter_.passes(),
                                 .wanted = counter_.wanted(),
                                 .local_steps = local_steps_,
@@ -154,7 +159,7 @@ class gradient_reducer final : public gradient_listener {
     if (result.joined == exchange_.comm().size() || options_.uneven == uneven::stop) end(result);
   }
 
-  /// \return whether ranks have stopped because one of them, or all, had no more data.
+  /// \return whether ranks have stopped because one, or all, had no more data.
   [[nodiscard]] bool ended() const noexcept { return ended_; }
   /// \return the rank that had data for longest, once ranks have stopped.
   [[nodiscard]] int last() const noexcept { return last_; }
@@ -186,17 +191,14 @@ class gradient_reducer final : public gradient_listener {
     synchronized_ = step_announced_ = false;
     resend_ = false;
     local_steps_ = false;
+    gradients_.clear();
   }
 
   /// Before gradients are cleared. \throws usage_error if that would lose a backward.
   void expect_nothing_lost() {
     if (synchronized_) return window_ended();
     forget_foreign();
-    const std::size_t lost = counter_.pending();
-    expects(lost == 0, name, ": zero_grad() would lose ", lost,
-            lost == 1 ? " backward" : " backwards",
-            " that no step() has used; call step(), or synchronize() first; reset_passes() gives "
-            "them up");
+    expect_none(counter_.pending(), ": zero_grad() would lose ");
   }
 
  private:
@@ -215,6 +217,7 @@ class gradient_reducer final : public gradient_listener {
 
   void synchronized(const reduction_result& result) {
     synchronized_ = true;
+    gradients_.clear();
     all_present_ = result.joined == 0;
     if (result.joined > 0 && options_.uneven == uneven::stop) end(result);
   }
@@ -253,6 +256,18 @@ class gradient_reducer final : public gradient_listener {
     return !any_pass_ || (!pass_since_step_ && !synchronized_ && !exchange_.intact());
   }
 
+  // Finds out whoever clears gradients by another zero_grad(). The window is then over.
+  void expect_nothing_cleared() {
+    const std::size_t lost = gradients_.lost() ? counter_.own_pending() : 0;
+    if (lost > 0) window_ended();
+    expect_none(lost, ": gradients were cleared, as by the module's zero_grad(), which lost ");
+  }
+  static void expect_none(std::size_t lost, std::string_view how) {
+    expects(lost == 0, name, how, lost, lost == 1 ? " backward" : " backwards",
+            " that no step() has used; call step(), or synchronize() first; reset_passes() gives "
+            "them up");
+  }
+
   // Drops backwards that only other optimizers stepped on.
   void forget_foreign() {
     const std::size_t before = counter_.pending();
@@ -260,12 +275,14 @@ class gradient_reducer final : public gradient_listener {
     if (before == 0 || counter_.pending() > 0) return;
     exchange_.discard();
     resend_ = false;
+    gradients_.clear();
   }
 
   gradient_allreduce_options options_;
   gradient_exchange<Backend> exchange_;
   module_buffers buffers_;  // those that are averaged
   pass_counter counter_;
+  pending_gradients gradients_;
   std::vector<named_tensor> known_;  // the module's, for the names of parameters added later
   parameter_signature signature_;
   bool any_pass_ = false;

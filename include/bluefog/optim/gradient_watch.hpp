@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -34,6 +35,8 @@ class gradient_listener {
   /// \return whether it gives the parameters other gradients, at the latest when they are used.
   [[nodiscard]] virtual bool changes_gradients() const noexcept { return false; }
 };
+
+using weak_gradient = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
 
 /// Tells a listener when gradients have been accumulated, once per parameter and backward.
 ///
@@ -120,8 +123,6 @@ class gradient_watch {
     }
 
    private:
-    using weak_gradient = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
-
     std::shared_ptr<sequence> shared_;
     at::TensorImpl* parameter_;  // kept alive by the node that has the hook
     std::size_t index_;
@@ -136,6 +137,43 @@ class gradient_watch {
 
   std::vector<watched> watched_;
   std::shared_ptr<sequence> sequence_;
+};
+
+/// Gradients that have arrived and that no step has used. Finds out that they have been cleared,
+/// which it is not told of where that is done by the module or through a base class.
+class pending_gradients {
+ public:
+  /// The gradient of parameter `index` is complete for a backward.
+  void arrived(std::size_t index, const at::Tensor& parameter) {
+    if (index >= gradients_.size()) gradients_.resize(index + 1);
+    const at::Tensor& now = parameter.grad();
+    gradients_[index] = {parameter, weak_gradient(now.getIntrusivePtr()), now.defined()};
+  }
+  void clear() { gradients_.clear(); }
+
+  /// Not while gradients of a new backward arrive, but before the second of them it may be asked.
+  /// \return whether some gradient has been cleared since it has arrived.
+  [[nodiscard]] bool lost() const {
+    if (std::ranges::any_of(gradients_, [](const gradient& it) {
+          return it.defined && !it.parameter.grad().defined();
+        }))
+      return true;
+    // Of a single one there may be another by now. Where that need not mean anything, it does not.
+    if (c10::GradMode::is_enabled() || std::ranges::count_if(gradients_, &gradient::defined) != 1)
+      return false;
+    const gradient& only = *std::ranges::find_if(gradients_, &gradient::defined);
+    const at::Tensor& now = only.parameter.grad();
+    return !now.is_sparse() && (only.last.use_count() == 0 ||
+                                only.last._unsafe_get_target() != now.unsafeGetTensorImpl());
+  }
+
+ private:
+  struct gradient {
+    at::Tensor parameter = {};
+    weak_gradient last{at::Tensor().getIntrusivePtr()};
+    bool defined = false;
+  };
+  std::vector<gradient> gradients_;  // by the parameter's index
 };
 
 }  // namespace bluefog::optim::detail

@@ -69,6 +69,10 @@ class pass_counter {
   [[nodiscard]] int unused() const noexcept { return unused_; }
   /// \return how many backwards no step has used yet.
   [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
+  /// \return how many of them no other optimizer has stepped on either.
+  [[nodiscard]] std::size_t own_pending() const {
+    return pending_.size() - static_cast<std::size_t>(foreign());
+  }
 
   /// A step has used the gradients that are there; the window goes on.
   void stepped() {
