@@ -19,8 +19,10 @@
 #include <unistd.h>
 
 #include <bluefog/nn.hpp>
+#include <bluefog/thread.hpp>
 
 #include "../../examples/support/nets.hpp"
+#include "gpu/learn_digits.hpp"
 #include "support/catch.hpp"
 
 namespace fs = std::filesystem;
@@ -217,4 +219,20 @@ TEST_CASE("a network depends on its seed alone, also when threads make several",
     CHECK(output.exp().sum(1).allclose(at::ones({3})));
   }
   CHECK_THROWS_AS(example::make_net("rnn", 1), std::invalid_argument);
+}
+
+// What tests/gpu.sh does on a GPU.
+TEST_CASE("ranks that see half of the digits each learn all of them with mixed precision",
+          "[nn][digits][thread]") {
+  const fs::path folder = fs::path(__FILE__).parent_path() / "../../.data/mnist";
+  if (!fs::exists(folder / image_name)) {
+    WARN("left out: there are no digits in " << folder.string());
+    return;
+  }
+  std::vector<double> recognized(2);
+  bluefog::run_threads(2, [&](auto& comm) {
+    recognized[static_cast<std::size_t>(comm.rank())] =
+        bluefog_test::gpu::learn_digits(comm, at::kCPU, folder, /*epochs=*/1);
+  });
+  for (const double share : recognized) CHECK(share >= bluefog_test::gpu::digits_goal);
 }
