@@ -148,6 +148,24 @@ RANKS_TEST("every wrapper communicates where a window ends, and warns once where
       }
 }
 
+RANKS_TEST("the warning comes with the pass that is one too many, not with the step after it",
+           "[optim][counting]") {
+  if (comm.size() > 4) return;  // long enough
+  for (const std::string_view program : {"FFFFS", "FFsFFS"})
+    for (int kind = 0; kind < kinds; ++kind) {
+      captured_log log;
+      mlp net = make_mlp(0);
+      with_wrapper(kind, net, comm, 3, [&](auto& optimizer) {
+        int forwards = 0;
+        for (const char& each : program) {
+          play(optimizer, net, comm, std::string_view(&each, 1), wrappers[kind].by_forward);
+          if (each == 'F') ++forwards;
+          require_equal(log.count("a step() has to follow every 3"), forwards < 4 ? 0 : 1);
+        }
+      });
+    }
+}
+
 RANKS_TEST("epochs that are no multiple of the window shift it, or end it", "[optim][counting]") {
   captured_log log;
   for (int kind = 0; kind < kinds; ++kind) {
