@@ -77,6 +77,11 @@ bool holds(const allocations& memory, const void* data) {
   return find(memory, data).first != nullptr;
 }
 
+bool is_from_cuda(const void* data) {
+  const std::scoped_lock lock(state().mutex);
+  return holds(state().device_memory, data) || holds(state().pinned_memory, data);
+}
+
 std::shared_ptr<event> event_of(cudaEvent_t handle, const char* call) {
   const std::scoped_lock lock(state().mutex);
   const auto found = state().events.find(handle);
@@ -464,7 +469,7 @@ cudaError_t cudaLaunchKernel(const void* function, dim3 blocks, dim3 threads, vo
   std::vector<std::shared_ptr<void>> used;
   if (handle != nullptr)  // the default stream does it at once
     for (const auto& [data, bytes] : it.memory(copy->data()))
-      used.push_back(use(data, bytes, "cudaLaunchKernel"));
+      if (is_from_cuda(data)) used.push_back(use(data, bytes, "cudaLaunchKernel"));
   return give(handle, "cudaLaunchKernel", [&it, copy, used] { run_kernel(it, copy->data()); });
 }
 
