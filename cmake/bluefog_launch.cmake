@@ -14,6 +14,19 @@ set(BLUEFOG_LAUNCH_ENVIRONMENT
   PRTE_MCA_hwloc_default_binding_policy=none
   OMP_NUM_THREADS=1)
 
+# What the sanitizers are told. Under MPI, libraries that unload at exit leave reports whose suppression
+# needs whole stacks, which take a slow walk at every allocation.
+set(BLUEFOG_SANITIZER_ENVIRONMENT
+  "ASAN_OPTIONS=detect_stack_use_after_return=1:intercept_tls_get_addr=0"
+  "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/support/leaks.supp:print_suppressions=0"
+  "UBSAN_OPTIONS=print_stacktrace=1"
+  "TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:suppressions=${PROJECT_SOURCE_DIR}/tests/support/races.supp")
+
+# The environment of a program under MPI.
+list(TRANSFORM BLUEFOG_SANITIZER_ENVIRONMENT REPLACE "^ASAN_OPTIONS=" "ASAN_OPTIONS=fast_unwind_on_malloc=0:"
+  OUTPUT_VARIABLE BLUEFOG_MPI_ENVIRONMENT)
+list(PREPEND BLUEFOG_MPI_ENVIRONMENT ${BLUEFOG_LAUNCH_ENVIRONMENT})
+
 # bluefog_launch_command(<variable> <ranks>)
 #
 # Sets <variable> to the words that go before a program to start it with <ranks> ranks.

@@ -35,18 +35,6 @@ if(BLUEFOG_WITH_MPI)
   _bluefog_add_main(bluefog_test_mpi_main mpi_main.cpp bluefog::mpi)
 endif()
 
-# What the sanitizers are told. Under MPI, libraries that unload at exit leave reports whose suppression
-# needs whole stacks, which take a slow walk at every allocation.
-set(BLUEFOG_SANITIZER_ENVIRONMENT
-  "ASAN_OPTIONS=detect_stack_use_after_return=1:intercept_tls_get_addr=0"
-  "LSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/support/leaks.supp:print_suppressions=0"
-  "UBSAN_OPTIONS=print_stacktrace=1"
-  "TSAN_OPTIONS=ignore_noninstrumented_modules=1:halt_on_error=1:suppressions=${CMAKE_CURRENT_SOURCE_DIR}/support/races.supp")
-list(TRANSFORM BLUEFOG_SANITIZER_ENVIRONMENT REPLACE "^ASAN_OPTIONS=" "ASAN_OPTIONS=fast_unwind_on_malloc=0:"
-  OUTPUT_VARIABLE BLUEFOG_MPI_SANITIZER_ENVIRONMENT)
-if(CMAKE_CXX_FLAGS MATCHES "fsanitize=[a-z,]*(address|thread)")
-  add_compile_definitions(BLUEFOG_TEST_SANITIZED=1)
-endif()
 if(CMAKE_CXX_FLAGS MATCHES "fsanitize=[a-z,]*address")
   set(BLUEFOG_SANITIZER address)
   set(BLUEFOG_TIMEOUT_FACTOR 4)
@@ -56,6 +44,9 @@ elseif(CMAKE_CXX_FLAGS MATCHES "fsanitize=[a-z,]*thread")
 else()
   set(BLUEFOG_SANITIZER "")
   set(BLUEFOG_TIMEOUT_FACTOR 1)
+endif()
+if(BLUEFOG_SANITIZER)
+  add_compile_definitions(BLUEFOG_TEST_SANITIZED=1)
 endif()
 
 # Sets <variable> to <seconds> scaled to how slow this kind of build is.
@@ -184,5 +175,5 @@ function(_bluefog_register_ranks test layer ranks environment)
     PROCESSORS ${ranks}
     TIMEOUT ${timeout}
     # The ranks give up a little earlier, and say in which test.
-    ENVIRONMENT "${BLUEFOG_LAUNCH_ENVIRONMENT};${BLUEFOG_MPI_SANITIZER_ENVIRONMENT};BLUEFOG_TEST_PATIENCE=${patience};${environment}")
+    ENVIRONMENT "${BLUEFOG_MPI_ENVIRONMENT};BLUEFOG_TEST_PATIENCE=${patience};${environment}")
 endfunction()

@@ -27,7 +27,7 @@
 # status is 0 if nothing failed and a check ran on the GPU and passed.
 
 set -uo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../examples/support/dependencies.sh"  # root, at_least, has_header
+source "$(dirname "${BASH_SOURCE[0]}")/../examples/support/dependencies.sh"  # root, at_least, cmake_version, has_header
 
 dry_run=false
 build=""
@@ -85,7 +85,7 @@ done
 lacking=""
 if ! command -v cmake >/dev/null; then
   lacking="no cmake"
-elif cmake="$(cmake --version | sed -n '1s/[^0-9]*//p')" && ! at_least 3.25 "$cmake"; then
+elif cmake="$(cmake_version)" && ! at_least 3.25 "$cmake"; then
   lacking="CMake $cmake, needs 3.25 or later"
 elif ! command -v "${CXX:-c++}" >/dev/null && ! command -v g++ >/dev/null; then
   lacking="no C++ compiler"
@@ -152,6 +152,14 @@ ended() {
   else
     echo "fail $1: did not end in $3 s, or was killed"
   fi
+}
+
+# explain NAME STATUS SECONDS FILE...: what is left to say of a check whose program ended so, and said what
+# is in the files.
+explain() {
+  [ "$2" -ne 0 ] || return 0
+  if out_of_time "$2" || ! grep -q '^fail ' "${@:4}"; then ended "$1" "$2" "$3" >>"$log"; fi
+  tail -n 15 "${@:4}" >&2
 }
 
 describe_machine() {
@@ -256,10 +264,7 @@ in_pair() {
     for each in "${processes[@]}"; do wait "$each" || status=$?; done
     exit "$status"' in_pair "$build/$program" "$name" "$work/meeting_$program$name" "$said" "$@" || failed=$?
   merged "$((failed == 0))" "$said-0" "$said-1" >>"$log"
-  if [ "$failed" -ne 0 ] && { out_of_time "$failed" || ! grep -q '^fail ' "$said-0" "$said-1"; }; then
-    ended "$name" "$failed" "$most" >>"$log"
-  fi
-  [ "$failed" -eq 0 ] || tail -n 15 "$said-0" "$said-1" >&2
+  explain "$name" "$failed" "$most" "$said-0" "$said-1"
 }
 check_operations() { in_pair bluefog_gpu operations; }
 check_tensors() { in_pair bluefog_gpu_tensors operations; }
@@ -271,10 +276,7 @@ alone() {
   local status=0 said="$logs/$1-$2" most=120
   within "$most" "$build/$1" "$2" >"$said" 2>&1 || status=$?
   grep -E '^(pass|fail|figure) ' "$said" >>"$log"
-  if [ "$status" -ne 0 ]; then
-    if out_of_time "$status" || ! grep -q '^fail ' "$said"; then ended "$2" "$status" "$most" >>"$log"; fi
-    tail -n 15 "$said" >&2
-  fi
+  explain "$2" "$status" "$most" "$said"
 }
 check_kernels() { alone bluefog_gpu kernels; }
 check_unscale() { alone bluefog_gpu_tensors unscale; }
@@ -284,11 +286,14 @@ check_schedule() { alone bluefog_gpu_tensors schedule; }
 count() { grep -c "^$1 " "$log"; }
 for each in "${checks[@]}"; do
   IFS='|' read -r name skip _ <<<"$each"
+  case "$name" in
+    build | build_tensors) needs="" ;;
+    operations | kernels) needs=build ;;
+    *) needs=build_tensors ;;
+  esac
   if [ -n "$skip" ]; then
     echo "skip $name: $skip" >>"$log"
-  elif [[ "$name" =~ ^(operations|kernels)$ ]] && ! grep -qx 'pass build' "$log"; then
-    echo "skip $name: the program was not built" >>"$log"
-  elif [[ "$name" =~ ^(unscale|average|tensors|optimizers|digits|schedule)$ ]] && ! grep -qx 'pass build_tensors' "$log"; then
+  elif [ -n "$needs" ] && ! grep -qx "pass $needs" "$log"; then
     echo "skip $name: the program was not built" >>"$log"
   elif [ "$(left)" -lt 15 ]; then
     echo "skip $name: no time is left of $limit s" >>"$log"

@@ -4,6 +4,7 @@
 # function is idempotent and quick when there is nothing to do.
 #
 #   need_commands             compiler, CMake, Ninja, Python
+#   need_clang                clang 16 and its sanitizers
 #   need_mpi FLAVOUR          default, openmpi4, openmpi5 or mpich; sets mpi_options for CMake
 #   need_headers [tests]      CLI11 and nlohmann-json; with tests also Catch2
 #   need_torch VERSION        libtorch from PyPI; sets torch_python
@@ -40,17 +41,18 @@ install_packages() {
 
 # at_least WANTED ACTUAL: whether a version is new enough.
 at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
+cmake_version() { cmake --version | sed -n '1s/[^0-9]*//p'; }
 
 need_commands() {
   local packages=()
   command -v "${CXX:-g++}" >/dev/null || packages+=(g++)
-  if ! command -v cmake >/dev/null || ! at_least 3.25 "$(cmake --version | sed -n '1s/[^0-9]*//p')"; then
+  if ! command -v cmake >/dev/null || ! at_least 3.25 "$(cmake_version)"; then
     packages+=(cmake)
   fi
   command -v ninja >/dev/null || packages+=(ninja-build)
   python3 -c 'import venv, ensurepip' 2>/dev/null || packages+=(python3 python3-venv)
   [ ${#packages[@]} -eq 0 ] || install_packages "build tools" "${packages[@]}"
-  at_least 3.25 "$(cmake --version | sed -n '1s/[^0-9]*//p')" ||
+  at_least 3.25 "$(cmake_version)" ||
     fail "needs CMake 3.25 or newer; run: pip install cmake"
 }
 

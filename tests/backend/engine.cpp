@@ -158,15 +158,20 @@ struct elsewhere {
   [[nodiscard]] std::vector<int> waiting_for() const { return {}; }
 };
 
+/// \return whether `flag` is set within ten seconds; neither waits for a request nor asks one.
+bool comes_true(const std::atomic<bool>& flag) {
+  const auto latest = std::chrono::steady_clock::now() + 10s;
+  while (!flag && std::chrono::steady_clock::now() < latest) std::this_thread::sleep_for(1ms);
+  return flag;
+}
+
 /// Keeps the communication thread, and so all progress but a caller's own, until it is let go.
 template <backend Backend>
 task holding_task(operation_context<Backend>, elsewhere thread, std::atomic<bool>* held,
                   const std::atomic<bool>* let_go, std::atomic<bool>* in_vain) {
   co_await thread;
   *held = true;
-  const auto latest = std::chrono::steady_clock::now() + 10s;
-  while (!*let_go && std::chrono::steady_clock::now() < latest) std::this_thread::sleep_for(1ms);
-  *in_vain = !*let_go;
+  *in_vain = !comes_true(*let_go);
 }
 
 }  // namespace
@@ -311,9 +316,7 @@ TEST_CASE("operations go on while the caller does something else", "[backend][en
       return noting_task(context, &threads, &over);
     }));
     // Neither a wait nor a question, which would make the progress themselves.
-    const auto latest = std::chrono::steady_clock::now() + 10s;
-    while (!over && std::chrono::steady_clock::now() < latest) std::this_thread::sleep_for(1ms);
-    require(over, "no progress without the caller");
+    require(comes_true(over), "no progress without the caller");
     pending.wait();
   });
 }

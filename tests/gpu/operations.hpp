@@ -178,10 +178,10 @@ void check_machines(Comm& comm, findings& found) {
         check("hierarchical_neighbor_allreduce", [](auto& c, auto in, auto out) {
           hierarchical_neighbor_allreduce(c, in, out, topology::ring(c.machine_size()));
         });
-    return !mixed.empty() ? mixed
-                          : check("allreduce within machines", [](auto& c, auto in, auto out) {
-                              allreduce(c, in, out, reduce_op::sum, {.scope = scope::machine});
-                            });
+    if (!mixed.empty()) return mixed;
+    return check("allreduce within machines", [](auto& c, auto in, auto out) {
+      allreduce(c, in, out, reduce_op::sum, {.scope = scope::machine});
+    });
   });
 }
 

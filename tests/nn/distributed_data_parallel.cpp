@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
 #include <cstdint>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -421,11 +420,9 @@ RANKS_TEST("a module saves the same with and without the wrapper", "[nn][ddp][sa
   optimizer.step();
   plain.step();
   require(saved(model) == saved(alone), "byte for byte, after a step");
-  std::stringstream stream;
-  torch::save(model, stream);
   normed loaded;
   fill(*loaded, 9);
-  torch::load(loaded, stream);
+  restore(saved(model), loaded);
   require_same_parameters(*loaded, *alone);
   require_close(flat_buffers(*loaded), flat_buffers(*alone), 1e-14);
 }
@@ -434,9 +431,7 @@ RANKS_TEST("a reloaded module goes on", "[nn][ddp][saving]") {
   const int n = comm.size();
   mlp model = make_mlp(0), other = make_mlp(3);
   distributed_data_parallel net(model, comm);
-  std::stringstream stream;
-  torch::save(other, stream);
-  torch::load(model, stream);
+  restore(saved(other), model);
   const auto loss = [](mlp& m, int rank) {
     return loss_of(m->forward(values({4, 5}, rank)), rank);
   };

@@ -788,20 +788,7 @@ RANKS_TEST("every third communication can be an average over all ranks", "[optim
     const auto loss = [&](mlp& each, int rank) {
       return loss_in_step(step)(each, rank) + loss_in_step(step + 1)(each, rank);
     };
-    if (step % 3 != 0) {
-      all.step(sequence::adapt_first, loss);
-    } else {
-      at::Tensor mean = torch::zeros_like(flatten(*net));
-      for (int rank = 0; rank < n; ++rank) {
-        all.optimizer(rank).zero_grad();
-        loss(all.net(rank), rank).backward();
-        all.optimizer(rank).step();
-        mean += flatten(*all.net(rank)) / n;
-      }
-      const torch::NoGradGuard no_grad;
-      for (int rank = 0; rank < n; ++rank)
-        torch::nn::utils::vector_to_parameters(mean.clone(), all.net(rank)->parameters());
-    }
+    all.step(sequence::adapt_first, loss, step % 3 == 0);
     require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
     require_equal(optimizer.round(), std::int64_t{step - step / 3});
   }

@@ -265,6 +265,19 @@ double mean_square_distance(const Topology& topology, Wrap wrap, double momentum
 template <template <class, class, class> class Method, class Topology>
 concept takes = requires { typename Method<torch::optim::SGD, thread_backend, Topology>; };
 
+/// Calls `use` with what wraps an optimizer in each method that averages once per step.
+template <class Comm, class Graph, class Use>
+void with_one_averaging(Comm& comm, const Graph& graph, const Use& use) {
+  use([&](auto sgd, auto& model) {
+    return optim::exact_diffusion(std::move(sgd), model, comm, graph);
+  });
+  use([&](auto sgd, auto& model) { return optim::extra(std::move(sgd), model, comm, graph); });
+  use([&](auto sgd, auto& model) { return optim::decentlam(std::move(sgd), model, comm, graph); });
+  use([&](auto sgd, auto& model) {
+    return optim::quasi_global_momentum(std::move(sgd), model, comm, graph);
+  });
+}
+
 }  // namespace
 
 RANKS_TEST("over symmetric graphs every method follows its recursion", "[optim][exact_methods]") {
@@ -584,14 +597,7 @@ RANKS_TEST("two backwards before a step are one of the sum, and the step communi
   check([&](auto sgd, auto& model) {
     return optim::gradient_tracking(std::move(sgd), model, comm, ring);
   });
-  check([&](auto sgd, auto& model) {
-    return optim::exact_diffusion(std::move(sgd), model, comm, ring);
-  });
-  check([&](auto sgd, auto& model) { return optim::extra(std::move(sgd), model, comm, ring); });
-  check([&](auto sgd, auto& model) { return optim::decentlam(std::move(sgd), model, comm, ring); });
-  check([&](auto sgd, auto& model) {
-    return optim::quasi_global_momentum(std::move(sgd), model, comm, ring);
-  });
+  with_one_averaging(comm, ring, check);
 }
 
 RANKS_TEST("a step costs one averaging of the parameters, that of gradient tracking two",
@@ -615,14 +621,7 @@ RANKS_TEST("a step costs one averaging of the parameters, that of gradient track
     require_equal(bytes, times * plain.first);
     require_equal(messages, times * plain.second);
   };
-  same([&](auto sgd, auto& model) {
-    return optim::exact_diffusion(std::move(sgd), model, comm, ring);
-  });
-  same([&](auto sgd, auto& model) { return optim::extra(std::move(sgd), model, comm, ring); });
-  same([&](auto sgd, auto& model) { return optim::decentlam(std::move(sgd), model, comm, ring); });
-  same([&](auto sgd, auto& model) {
-    return optim::quasi_global_momentum(std::move(sgd), model, comm, ring);
-  });
+  with_one_averaging(comm, ring, same);
   same([&](auto sgd,
            auto& model) { return optim::gradient_tracking(std::move(sgd), model, comm, ring); },
        2);

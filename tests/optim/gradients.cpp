@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -43,9 +42,10 @@ void require_equal_on_ranks(Comm& comm, const torch::nn::Module& module,
 }
 
 /// The mean over ranks of the gradients of the sum of the losses of `steps`, at `net`.
-std::vector<at::Tensor> mean_gradient(mlp& net, int ranks, const std::vector<int>& steps) {
+std::vector<at::Tensor> mean_gradient(mlp& net, int ranks, const std::vector<int>& steps,
+                                      int first = 0) {
   at::Tensor sum = torch::zeros({}, at::kDouble);
-  for (int rank = 0; rank < ranks; ++rank)
+  for (int rank = first; rank < ranks; ++rank)
     for (const int step : steps) sum = sum + loss_in_step(step)(net, rank) / ranks;
   return torch::autograd::grad({sum}, net->parameters());
 }
@@ -206,11 +206,8 @@ RANKS_TEST("an epoch's end is flushed by all ranks, also by those whose windows 
       optimizer.zero_grad();
       require_equal(optimizer.passes_since_communication(), 0);
       plain_step(mean_gradient(alone, n, {first, first + 1, first + 2}), 3);
-      if (n > 1) {  // rank 0 has zeros to add
-        at::Tensor sum = torch::zeros({}, at::kDouble);
-        for (int rank = 1; rank < n; ++rank) sum = sum + loss_in_step(first + 3)(alone, rank) / n;
-        plain_step(torch::autograd::grad({sum}, alone->parameters()), 1);
-      }
+      if (n > 1)  // rank 0 has zeros to add
+        plain_step(mean_gradient(alone, n, {first + 3}, 1), 1);
       require_close(flatten(*net), flatten(*alone), 1e-12);
     }
   }
@@ -220,13 +217,6 @@ RANKS_TEST("an epoch's end is flushed by all ranks, also by those whose windows 
   for (int rank = 0; rank < n; ++rank) all.push_back(make_mlp(0));
   gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
                                {.backward_passes_per_step = 3});
-  const auto average = [&] {
-    at::Tensor mean = torch::zeros_like(flatten(*net));
-    for (const auto& each : all) mean += flatten(*each) / n;
-    const torch::NoGradGuard no_grad;
-    for (const auto& each : all)
-      torch::nn::utils::vector_to_parameters(mean.clone(), each->parameters());
-  };
   for (int pass = 0; pass < 4; ++pass) {
     for (int rank = 0; rank < n; ++rank) {
       if (pass >= passes(rank)) continue;
@@ -235,7 +225,7 @@ RANKS_TEST("an epoch's end is flushed by all ranks, also by those whose windows 
       loss_in_step(pass)(own, rank).backward();
       SGD(own->parameters(), 0.1).step();
     }
-    if (pass >= 2) average();
+    if (pass >= 2) average_over_all(all);
     if (pass >= passes(comm.rank())) continue;
     backward(net, comm, pass);
     optimizer.step();
@@ -716,11 +706,8 @@ RANKS_TEST("a model reloaded under gradient_allreduce goes on learning", "[optim
   gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm);
   for (int step = 0; step < 4; ++step) {
     if (step == 1 || step == 2) {
-      std::stringstream stream;
-      mlp other = make_mlp(20 + step);
-      torch::save(other, stream);
       if (step == 2) optimizer.zero_grad();
-      torch::load(net, stream);
+      restore(saved(make_mlp(20 + step)), net);
       fill(*alone, 20 + step);
     }
     if (step != 2) optimizer.zero_grad();

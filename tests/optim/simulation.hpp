@@ -15,6 +15,15 @@ namespace bluefog_test {
 
 enum class sequence { combine_first, adapt_first };
 
+/// Gives every net the mean of all of them.
+template <class Net>
+void average_over_all(const std::vector<Net>& nets) {
+  at::Tensor mean = torch::zeros_like(flatten(*nets[0]));
+  for (const auto& each : nets) mean += flatten(*each) / static_cast<double>(nets.size());
+  for (const auto& each : nets)
+    torch::nn::utils::vector_to_parameters(mean.clone(), each->parameters());
+}
+
 /// All ranks in one: plain torch optimizers and one-peer exponential averaging written out.
 class simulation {
  public:
@@ -33,14 +42,21 @@ class simulation {
     return *optimizers_[static_cast<std::size_t>(rank)];
   }
 
-  void step(sequence what, const make_loss& loss) {
+  /// \param over_all  averages over all ranks, outside the rounds of `combine`.
+  void step(sequence what, const make_loss& loss, bool over_all = false) {
     for (int rank = 0; rank < size(); ++rank) {
       optimizer(rank).zero_grad();
       loss(net(rank), rank).backward();
     }
-    if (what == sequence::combine_first) combine();
+    const auto mix = [&] {
+      if (over_all)
+        average_over_all(nets_);
+      else
+        combine();
+    };
+    if (what == sequence::combine_first) mix();
     for (auto& each : optimizers_) each->step();
-    if (what == sequence::adapt_first) combine();
+    if (what == sequence::adapt_first) mix();
   }
 
   /// x_i <- (x_i + x_{i - 2^k}) / 2, with k the round modulo its period.

@@ -375,28 +375,14 @@ RANKS_TEST("adapt_with_combine averages over all ranks every second time, wherev
            "[optim][communication]") {
   if (comm.size() > 4) return;  // long enough
   using optim::start;
-  const int n = comm.size();
   for (const start when :
        {start::after_step, start::after_forward, start::at_step, start::inside_backward}) {
-    auto all = simulated_sgd(n);
+    auto all = simulated_sgd(comm.size());
     mlp net = make_mlp(comm.rank());
     adapt_with_combine optimizer(sgd_of(net), net, comm,
                                  {.start = when, .global_average_every = 2});
     for (int step = 1; step <= 5; ++step) {
-      if (step % 2 != 0) {
-        all.step(sequence::combine_first, loss_in_step(step));
-      } else {
-        at::Tensor mean = torch::zeros_like(flatten(*net));
-        for (int rank = 0; rank < n; ++rank) {
-          all.optimizer(rank).zero_grad();
-          loss_in_step(step)(all.net(rank), rank).backward();
-          mean += flatten(*all.net(rank)) / n;
-        }
-        for (int rank = 0; rank < n; ++rank) {
-          torch::nn::utils::vector_to_parameters(mean.clone(), all.net(rank)->parameters());
-          all.optimizer(rank).step();
-        }
-      }
+      all.step(sequence::combine_first, loss_in_step(step), step % 2 == 0);
       train(optimizer, net, comm.rank(), step);
       require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
     }
@@ -456,18 +442,7 @@ RANKS_TEST("a convolution in channels-last layout, batch norm and a layer used t
       optimizers[static_cast<std::size_t>(rank)].zero_grad();
       convolutional_loss(nets[static_cast<std::size_t>(rank)], rank, step).backward();
     }
-    {
-      const torch::NoGradGuard no_grad;
-      at::Tensor mean = torch::zeros_like(flatten(*nets[0]));
-      for (auto& each : nets) mean += flatten(*each) / n;
-      for (auto& each : nets) {
-        std::int64_t begin = 0;
-        for (auto& parameter : each->parameters()) {
-          parameter.copy_(mean.narrow(0, begin, parameter.numel()).view_as(parameter));
-          begin += parameter.numel();
-        }
-      }
-    }
+    average_over_all(nets);
     for (auto& each : optimizers) each.step();
 
     optimizer.zero_grad();
@@ -532,19 +507,14 @@ RANKS_TEST("a model in channels-last layout is saved and reloaded like any other
     // What torch has to end with, from what all ranks have saved: averaged, then stepped.
     convolutional alone = make_convolutional(comm.rank());
     convolutional_loss(alone, comm.rank(), 7).backward();
-    std::vector<at::Tensor> gradient, mean;
-    for (const auto& each : alone->parameters()) {
-      gradient.push_back(each.grad().reshape(-1));
-      mean.push_back(torch::zeros_like(each).reshape(-1));
-    }
-    for (int rank = 0; rank < comm.size(); ++rank) {
-      const convolutional other = make_convolutional(rank);
-      for (std::size_t i = 0; i < mean.size(); ++i)
-        mean[i] += other->parameters()[i].detach().reshape(-1) / comm.size();
-    }
+    at::Tensor mean = torch::zeros_like(flatten(*alone));
+    for (int rank = 0; rank < comm.size(); ++rank)
+      mean += flatten(*make_convolutional(rank)) / comm.size();
+    torch::nn::utils::vector_to_parameters(mean, alone->parameters());
+    SGD(alone->parameters(), SGDOptions(0.1)).step();
     step_on(optimizer, net, 7);
     require(channels_last(net) || !same_layout, "keeps layout");
-    require_close(flatten(*net), torch::cat(mean) - 0.1 * torch::cat(gradient), 1e-10);
+    require_close(flatten(*net), flatten(*alone), 1e-10);
 
     convolutional again = make_channels_last(77);
     restore(saved(net), again);

@@ -150,31 +150,30 @@ peers inner_outer_ring_by_definition(int size, int local_size, int rank, int t) 
   return {machine * local_size + next, machine * local_size + last};
 }
 
-/// From the definition of BlueFog's GetInnerOuterExpo2DynamicSendRecvRanks, with Ko = log2(M - 1)
-/// and Ki = log2(L - 2) rounded down. With one machine, where BlueFog has no answer, the outgoing
-/// rank has nobody else to send to.
-peers inner_outer_exponential_by_definition(int size, int local_size, int rank, int t) {
-  const int machines = size / local_size, machine = rank / local_size, local = rank % local_size;
-  const int outgoing = t % local_size;
-  if (local == outgoing) {
-    if (machines == 1) return {rank, rank};
-    const int distance = 1 << (t % (log2_of(machines - 1) + 1));
-    return {wrapped(machine + distance, machines) * local_size + local,
-            wrapped(machine - distance, machines) * local_size + local};
-  }
-  const int step = 1 << (t % (log2_of(local_size - 2) + 1));
-  const int ahead = step + (step >= wrapped(outgoing - local, local_size) ? 1 : 0);
-  const int behind = step + (step >= wrapped(local - outgoing, local_size) ? 1 : 0);
-  return {machine * local_size + wrapped(local + ahead, local_size),
-          machine * local_size + wrapped(local - behind, local_size)};
-}
-
 /// From the definition of BlueFog's GetExp2DynamicSendRecvMachineRanks, with machines for ranks.
 peers one_peer_exponential_machines_by_definition(int size, int local_size, int machine, int t) {
   const int machines = size / local_size;
   if (machines == 1) return {machine, machine};
   const int distance = 1 << (t % (log2_of(machines - 1) + 1));
   return {wrapped(machine + distance, machines), wrapped(machine - distance, machines)};
+}
+
+/// From the definition of BlueFog's GetInnerOuterExpo2DynamicSendRecvRanks, with Ko = log2(M - 1)
+/// and Ki = log2(L - 2) rounded down. With one machine, where BlueFog has no answer, the outgoing
+/// rank has nobody else to send to.
+peers inner_outer_exponential_by_definition(int size, int local_size, int rank, int t) {
+  const int machine = rank / local_size, local = rank % local_size;
+  const int outgoing = t % local_size;
+  if (local == outgoing) {
+    const peers machines =
+        one_peer_exponential_machines_by_definition(size, local_size, machine, t);
+    return {machines.destination * local_size + local, machines.source * local_size + local};
+  }
+  const int step = 1 << (t % (log2_of(local_size - 2) + 1));
+  const int ahead = step + (step >= wrapped(outgoing - local, local_size) ? 1 : 0);
+  const int behind = step + (step >= wrapped(local - outgoing, local_size) ? 1 : 0);
+  return {machine * local_size + wrapped(local + ahead, local_size),
+          machine * local_size + wrapped(local - behind, local_size)};
 }
 
 /// What a rank does in a round: half its own value and half its source's, or nothing at all.

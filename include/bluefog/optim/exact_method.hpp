@@ -12,7 +12,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
@@ -32,6 +31,7 @@
 #include <bluefog/optim/flat_parameters.hpp>
 #include <bluefog/optim/mixer.hpp>
 #include <bluefog/optim/parameters.hpp>
+#include <bluefog/optim/saved_numbers.hpp>
 #include <bluefog/optim/transfer.hpp>
 #include <bluefog/tensor/arguments.hpp>
 #include <bluefog/tensor/carry.hpp>
@@ -77,7 +77,7 @@ class exact_method : public Inner, public communicates_over<Backend> {
   /// Writes what the user's optimizer writes, the round, and what the method remembers.
   void save(torch::serialize::OutputArchive& archive) const override {
     Inner::save(archive);
-    archive.write("bluefog_round", at::full({}, round_, at::kLong), /*is_buffer=*/true);
+    write_number(archive, "bluefog_round", round_);
     for (std::size_t block = 0; block < flat_.kept().size(); ++block)
       archive.write(key(block), flat_.kept()[block], /*is_buffer=*/true);
   }
@@ -87,10 +87,7 @@ class exact_method : public Inner, public communicates_over<Backend> {
     Inner::load(archive);
     const c10::AutoGradMode no_grad(false);
     refresh();
-    at::Tensor saved;
-    round_ = archive.try_read("bluefog_round", saved, /*is_buffer=*/true)
-                 ? saved.item<std::int64_t>()
-                 : 0;
+    round_ = read_number(archive, "bluefog_round");
     for (std::size_t block = 0; block < flat_.kept().size(); ++block) {
       const at::Tensor& target = flat_.kept()[block];
       at::Tensor read;

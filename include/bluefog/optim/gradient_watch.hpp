@@ -36,7 +36,20 @@ class gradient_listener {
   [[nodiscard]] virtual bool changes_gradients() const noexcept { return false; }
 };
 
-using weak_gradient = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
+/// Which gradient there was. A weak reference keeps its address from being taken by another tensor.
+class known_gradient {
+ public:
+  known_gradient() = default;
+  explicit known_gradient(const at::Tensor& gradient) : last_(gradient.getIntrusivePtr()) {}
+  /// \return whether `gradient` is that one; false as well if there was none.
+  [[nodiscard]] bool is(const at::Tensor& gradient) const {
+    return last_.use_count() != 0 && last_._unsafe_get_target() == gradient.unsafeGetTensorImpl();
+  }
+
+ private:
+  c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> last_{
+      at::Tensor().getIntrusivePtr()};
+};
 
 /// Tells a listener when gradients have been accumulated, once per parameter and backward.
 ///
@@ -105,14 +118,12 @@ class gradient_watch {
         const torch::autograd::variable_list& /*inputs*/) override {
       if (const auto listener = shared_->listener.lock()) {
         const auto& gradient = parameter_->mutable_grad();
-        // A weak reference keeps the address from being taken by another tensor.
-        const bool anew =
-            last_.use_count() == 0 || last_._unsafe_get_target() != gradient.unsafeGetTensorImpl();
+        const bool anew = !last_.is(gradient);
         const int backward = torch::autograd::get_current_graph_task_id();
         if (std::exchange(shared_->last_backward, backward) != backward)
           listener->backward_began(backward, anew);
         listener->gradient_ready(index_);
-        last_ = weak_gradient(gradient.getIntrusivePtr());
+        last_ = known_gradient(gradient);
       }
       return outputs;
     }
@@ -126,7 +137,7 @@ class gradient_watch {
     std::shared_ptr<sequence> shared_;
     at::TensorImpl* parameter_;  // kept alive by the node that has the hook
     std::size_t index_;
-    weak_gradient last_{at::Tensor().getIntrusivePtr()};
+    known_gradient last_;
   };
 
   struct watched {
@@ -147,7 +158,7 @@ class pending_gradients {
   void arrived(std::size_t index, const at::Tensor& parameter) {
     if (index >= gradients_.size()) gradients_.resize(index + 1);
     const at::Tensor& now = parameter.grad();
-    gradients_[index] = {parameter, weak_gradient(now.getIntrusivePtr()), now.defined()};
+    gradients_[index] = {parameter, known_gradient(now), now.defined()};
   }
   void clear() { gradients_.clear(); }
 
@@ -163,14 +174,13 @@ class pending_gradients {
       return false;
     const gradient& only = *std::ranges::find_if(gradients_, &gradient::defined);
     const at::Tensor& now = only.parameter.grad();
-    return !now.is_sparse() && (only.last.use_count() == 0 ||
-                                only.last._unsafe_get_target() != now.unsafeGetTensorImpl());
+    return !now.is_sparse() && !only.last.is(now);
   }
 
  private:
   struct gradient {
     at::Tensor parameter = {};
-    weak_gradient last{at::Tensor().getIntrusivePtr()};
+    known_gradient last = {};
     bool defined = false;
   };
   std::vector<gradient> gradients_;  // by the parameter's index

@@ -97,8 +97,7 @@ int main(int argc, char** argv) {
     if (words.size() == 1 && words[0] == "kernels") return kernels();
     std::fprintf(stderr, "usage: bluefog_gpu operations FILE RANK SIZE | bluefog_gpu kernels\n");
   } catch (const std::exception& problem) {
-    std::printf("fail %s: %s%s\n", words[0].c_str(),
-                words.size() == 4 ? ("rank " + words[2] + ": ").c_str() : "", problem.what());
+    bluefog_test::gpu::say_end(words, problem);
   }
   return EXIT_FAILURE;
 }

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include <bluefog/collective/barrier.hpp>
 
@@ -40,6 +41,13 @@ int conclude(Comm& comm, const findings& found, const std::string& where = "") {
     if (failures == 0) throw;  // else it is known what was first
   }
   return failures;
+}
+
+/// Says what has ended the program. \param words  its arguments: the check, and where there are
+/// several ranks the file by which they meet, the rank and their number.
+inline void say_end(const std::vector<std::string>& words, const std::exception& problem) {
+  const std::string rank = words.size() >= 4 ? "rank " + words[2] + ": " : "";
+  std::printf("fail %s: %s%s\n", words[0].c_str(), rank.c_str(), problem.what());
 }
 
 }  // namespace bluefog_test::gpu

@@ -244,8 +244,7 @@ int main(int argc, char** argv) {
     if (failures < 0) std::fprintf(stderr, "what to run is said at the top of tensors.cpp\n");
     return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
   } catch (const std::exception& problem) {
-    std::printf("fail %s: %s%s\n", words[0].c_str(),
-                words.size() >= 4 ? ("rank " + words[2] + ": ").c_str() : "", problem.what());
+    bluefog_test::gpu::say_end(words, problem);
   }
   return EXIT_FAILURE;
 }

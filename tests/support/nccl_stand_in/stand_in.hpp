@@ -64,9 +64,7 @@ void count_abort();
 [[nodiscard]] int living_objects();
 void count_object(int change);
 
-/// \return how often memory has been asked for or freed so far, on all devices and of the host's
-/// that
-///         they reach.
+/// \return how often device memory or pinned host memory has been asked for or freed so far.
 [[nodiscard]] int memory_calls();
 
 /// A stream's thread.
