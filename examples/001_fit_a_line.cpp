@@ -14,21 +14,18 @@
 int main() {
   bluefog::communicator<bluefog::mpi_backend> comm;
   torch::nn::Linear model(1, 1);
-  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  torch::optim::SGD sgd(model->parameters(), 0.1);
   bluefog::optim::adapt_with_combine optimizer(std::move(sgd), model, comm);
-
   const auto x = torch::linspace(-1, 1, 64).view({64, 1});
-  const auto y = 3 * x + comm.rank();
   for (int step = 0; step < 300; ++step) {
     optimizer.zero_grad();
-    torch::mse_loss(optimizer.forward(model, x), y).backward();
+    torch::mse_loss(optimizer.forward(model, x), 3 * x + comm.rank()).backward();
     optimizer.step();
   }
-
-  const auto slope = bluefog::allreduce(comm, model->weight.detach()).item<float>();
-  const auto height = bluefog::allreduce(comm, model->bias.detach()).item<float>();
+  bluefog::allreduce_parameters(comm, *model);
   if (comm.rank() == 0)
-    std::printf("%d ranks agree on y = %.2f x + %.2f\n", comm.size(), slope, height);
+    std::printf("%d ranks agree on y = %.2f x + %.2f\n", comm.size(), model->weight.item<float>(),
+                model->bias.item<float>());
 }
 
 // Expected output:
