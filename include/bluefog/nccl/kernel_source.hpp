@@ -10,6 +10,10 @@ namespace bluefog::nccl {
 /// is prebuilt, and no torch is needed. They compute what `bluefog::kernel` computes on the host,
 /// bit for bit. The structures are those of `nccl/kernels.hpp`.
 ///
+/// Not here is what libtorch does to its own tensors in one pass: scaling into another type, as
+/// compressed gradients need it (`optim/scaled_copy.hpp`), and unscaling with a look at whether all
+/// is finite (`amp/unscale.hpp`). Both work on every backend, with CUDA tensors of any arrangement.
+///
 /// What a C++ compiler lacks are the names that begin with two underscores, and the variables that
 /// number threads: the tests define those and run this text on the host.
 inline constexpr char kernel_source[] = R"cuda(

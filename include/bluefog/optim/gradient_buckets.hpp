@@ -23,6 +23,7 @@
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/optim/options.hpp>
+#include <bluefog/optim/scaled_copy.hpp>
 #include <bluefog/optim/transfer.hpp>
 #include <bluefog/tensor/arena.hpp>
 #include <bluefog/tensor/arguments.hpp>
@@ -169,9 +170,8 @@ class gradient_buckets {
       for (std::size_t i = 0; i < each.members.size(); ++i) {
         if (each.reduced_flag(i) == 0) continue;
         const member& it = each.members[i];
-        at::Tensor reduced = all_as_is ? it.slot : it.slot.to(it.type, false, /*copy=*/true);
-        if (!all_as_is && factor != 1) reduced.mul_(factor);
-        at::Tensor(it.parameter).mutable_grad() = std::move(reduced);
+        at::Tensor(it.parameter).mutable_grad() =
+            all_as_is ? it.slot : scaled_copy(it.slot, it.type, factor);
       }
     }
   }

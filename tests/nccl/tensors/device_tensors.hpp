@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -239,8 +241,22 @@ inline at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                                                       type.value_or(at::kFloat)));
 }
 
+/// How often a device has read or written a tensor of so many elements.
+struct pass_count {
+  std::atomic<std::int64_t> elements = -1;
+  std::atomic<int> passes = 0;
+  void note(const at::Tensor& x) {
+    if (x.numel() == elements) ++passes;
+  }
+};
+inline pass_count& counted() {
+  static pass_count all;
+  return all;
+}
+
 inline at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   if (to.numel() == 0) return to;
+  counted().note(to);
   const auto device = to.is_cpu() ? from.device() : to.device();
   const auto stream = current_stream(device);
   const device_switch there(device.index());
@@ -307,6 +323,7 @@ inline void compute(const c10::OperatorHandle& operation, torch::jit::Stack* sta
       replace_tensors(value, lend);
     }
   }
+  if (!lent.empty()) counted().note(lent.back().second);
   {
     const at::AutoDispatchBelowADInplaceOrView below;
     operation.callBoxed(stack);

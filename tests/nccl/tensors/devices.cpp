@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA tensors without a GPU: what tests/gpu.sh runs on one, here on the devices of the stand-in.
+#include <atomic>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <bluefog/communicator.hpp>
 #include <bluefog/neighbor.hpp>
+#include <bluefog/optim.hpp>
 #include <bluefog/tensor.hpp>
 #include <bluefog/thread.hpp>
 #include <bluefog/topology.hpp>
@@ -67,6 +69,38 @@ TEST_CASE("tensors of the host and of devices travel together", "[nccl][tensor]"
                            require(each.cpu().allclose(at::full(each.sizes(), 0.5, at::kFloat)));
                        },
                        {}) == "");
+}
+
+TEST_CASE("gradients are scaled and converted in one pass before their journey, and in one after",
+          "[nccl][optim]") {
+  constexpr int elements = 1234;
+  for (const auto type : {at::kFloat, at::kDouble})
+    for (const double predivide : {1.0, 4.0}) {
+      auto& counted = device_tensors::counted();
+      counted.elements = elements;
+      std::atomic<int> passes = 0;
+      CHECK(run_nccl_ranks(
+                1,
+                [&](nccl_communicator& comm) {
+                  torch::nn::Module model;
+                  const auto options = at::TensorOptions(type).device(device_of(comm));
+                  const auto x = model.register_parameter("x", torch::zeros({elements}, options));
+                  optim::gradient_allreduce optimizer(
+                      torch::optim::SGD(model.parameters(), 1.0), model, comm,
+                      {.compression = optim::compression::fp16, .predivide = predivide});
+                  x.mutable_grad() = at::full({elements}, 1e5 * predivide / 4, options);
+                  counted.passes = 0;
+                  optimizer.synchronize();
+                  passes = counted.passes.load();
+                  require(x.grad().scalar_type() == type, "the gradient's own type");
+                  // Half precision ends at 65504.
+                  require(x.grad().cpu().allclose(
+                      at::full({elements}, 1e5 * predivide / 4, at::TensorOptions(type)), 1e-3));
+                },
+                {}) == "");
+      CHECK(passes == 2);
+      counted.elements = -1;
+    }
 }
 
 TEST_CASE("what is sent to a mirror comes back", "[nccl][tensor]") {
