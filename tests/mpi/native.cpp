@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
 #include <set>
+#include <string>
 
 #include <mpi.h>
 
-#include <bluefog/mpi/library.hpp>
+#include <bluefog/mpi/machine_warnings.hpp>
 #include <bluefog/mpi/native.hpp>
 
 #include "support/catch.hpp"
@@ -59,9 +60,22 @@ TEST_CASE("MPI reduces what it defines as this library does, the rest is left to
 }
 
 TEST_CASE("too little shared memory is spoken of with its size and the remedy", "[mpi][library]") {
-  using bluefog::mpi::library;
-  CHECK_FALSE(library::shared_memory_warning(std::uint64_t{64} << 20));
-  CHECK(library::shared_memory_warning(std::uint64_t{1} << 20) ==
+  using bluefog::mpi::shared_memory_warning;
+  CHECK_FALSE(shared_memory_warning(std::uint64_t{64} << 20));
+  CHECK(shared_memory_warning(std::uint64_t{1} << 20) ==
         "mpi_backend: /dev/shm has 1 MiB free; MPI's shared memory may end in a bus error (a "
         "container's --shm-size enlarges it)");
+}
+
+TEST_CASE("the setting that keeps Open MPI from copying at once is named after its version",
+          "[mpi][library]") {
+  const auto variable_of = [](const char* library) {
+    const auto setting = bluefog::mpi::copy_setting_of(library);
+    return setting ? std::string(setting->variable) + "=" + setting->value : "";
+  };
+  CHECK(variable_of("Open MPI v4.1.4, package: Debian OpenMPI") ==
+        "OMPI_MCA_btl_vader_single_copy_mechanism=none");
+  CHECK(variable_of("Open MPI v5.0.11, package: Open MPI") == "OMPI_MCA_smsc=^cma");
+  CHECK(variable_of("Open MPI v10.0.0") == "OMPI_MCA_smsc=^cma");
+  CHECK(variable_of("MPICH Version: 4.0.2").empty());
 }

@@ -5,17 +5,14 @@
 #include <atomic>
 #include <charconv>
 #include <csignal>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 
 #include <mpi.h>
-#include <sys/statvfs.h>
 
 #include <bluefog/backend/leftovers.hpp>
 #include <bluefog/core/error.hpp>
@@ -23,6 +20,7 @@
 #include <bluefog/core/settings.hpp>
 #include <bluefog/mpi/check.hpp>
 #include <bluefog/mpi/handle.hpp>
+#include <bluefog/mpi/machine_warnings.hpp>
 #include <bluefog/mpi/request_errors.hpp>
 #include <bluefog/mpi/threads.hpp>
 
@@ -92,18 +90,10 @@ class library {
     }
   }
 
-  /// \return what to say if the shared memory that MPI will use has `free_bytes` left.
-  [[nodiscard]] static std::optional<std::string> shared_memory_warning(std::uint64_t free_bytes) {
-    constexpr std::uint64_t enough = 16;
-    const auto megabytes = free_bytes >> 20;
-    if (megabytes >= enough) return std::nullopt;
-    return concat("mpi_backend: /dev/shm has ", megabytes,
-                  " MiB free; MPI's shared memory may end in a bus error (a container's --shm-size "
-                  "enlarges it)");
-  }
-
  private:
   library() {
+    apply_log_settings(settings::from_environment());
+    warn_of_machine();  // before MPI maps what there is too little of
     int initialized = 0;
     check(MPI_Initialized(&initialized), "MPI_Initialized");
     if (initialized == 0) initialize();
@@ -125,10 +115,6 @@ class library {
     struct sigaction pipe {};
     if (sigaction(SIGPIPE, nullptr, &pipe) == 0 && pipe.sa_handler == SIG_DFL)
       std::signal(SIGPIPE, SIG_IGN);
-    struct statvfs space {};
-    if (statvfs("/dev/shm", &space) != 0) return;
-    if (const auto warning = shared_memory_warning(space.f_bavail * space.f_frsize))
-      logger::write(log_level::warning, *warning);
   }
 
   static void abort_job(std::string_view why) noexcept {

@@ -9,6 +9,7 @@ once by what the same launcher needs for a job that does nothing wrong.
 """
 
 import argparse
+import ctypes
 import os
 import re
 import signal
@@ -21,15 +22,24 @@ import time
 class Job:
     """One scenario: what its whole job has to look like."""
 
-    def __init__(self, scenario, fails, says=(), never=(), within=None, environment=(), alone=False, soon=None):
+    def __init__(self, scenario, fails, says=(), never=(), within=None, environment=(), alone=False, soon=None,
+                 once=None, flavour=None, copying=False, small_memory=False):
         self.scenario, self.fails, self.never = scenario, fails, never
         self.says = [*says, soon[0]] if soon else says
         self.within, self.environment, self.alone = within, dict(environment), alone
         self.soon = soon  # what a line says, and within how many seconds
+        self.once = once  # what exactly one line says
+        self.flavour = flavour  # the only launcher that it is for
+        self.copying = copying  # where processes may read each other's memory
+        self.small_memory = small_memory  # with 1 MiB in /dev/shm
 
 
 NOISE = [r"MPI_ERR", r"MPI_Abort|MPI_ABORT", r"after MPI_FINALIZE", r"[Ss]egmentation", r"terminate called",
          r"\berror\]"]
+# A variable that is None is unset.
+COPYING = {"OMPI_MCA_btl_vader_single_copy_mechanism": None, "OMPI_MCA_smsc": None}
+NO_COPYING = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_smsc": "^cma"}
+HINT = r"set OMPI_MCA_(?:btl_vader_single_copy_mechanism=none|smsc=\^cma)"
 PATIENCE = {"BLUEFOG_STALL_WARNING": "1", "BLUEFOG_TIMEOUT": "3"}
 JOBS = [
     # An exception on one rank ends the job soon, with that rank's message.
@@ -62,15 +72,45 @@ JOBS = [
     Job("plain", False, ["rank 0 is done"], NOISE, alone=True, environment={"SLURM_NTASKS": "3"}),
     Job("plain", False, ["rank 0 is done"], NOISE, alone=True,
         environment={"SLURM_STEP_NUM_TASKS": "3", "BLUEFOG_ALLOW_SINGLETON": "1"}),
+    # What about the machine will trouble MPI is said by one rank, and only where it is so.
+    Job("no-single-copy", False, once=HINT, environment=COPYING, flavour="Open MPI"),
+    Job("no-single-copy", False, ["rank 1 is done"], [HINT], environment=NO_COPYING),
+    Job("no-single-copy", False, ["rank 1 is done"], [HINT], environment={**COPYING, "BLUEFOG_LOG_LEVEL": "error"}),
+    Job("no-single-copy", False, ["rank 0 is done"], [HINT], environment=COPYING, alone=True),
+    Job("plain", False, ["rank 1 is done"], [HINT], environment=COPYING, copying=True),
+    Job("plain", False, once="/dev/shm has [01] MiB free", flavour="Open MPI", small_memory=True),
 ]
+
+# Starts the words after it where /dev/shm is small, which others on this machine do not see.
+IN_SMALL_MEMORY = ["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else []), "sh", "-c",
+                   'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"', "sh"]
+
+
+def why_not(job, flavour):
+    """Returns why this job cannot be started here, or None."""
+    if job.flavour not in (None, flavour):
+        return f"is for {job.flavour}"
+    if job.alone and flavour == "MPICH" and "PMI_SIZE" in job.environment:
+        return "is its own launcher's variable: the library believes it"
+    if job.copying and ctypes.CDLL(None).process_vm_readv(os.getpid(), None, 0, None, 0, 0) != 0:
+        return "this machine forbids process_vm_readv"
+    if job.small_memory:
+        try:
+            attempt = subprocess.run([*IN_SMALL_MEMORY, "true"], capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return "there is no unshare"
+        if attempt.returncode != 0:
+            return f"mounting is not allowed: {attempt.stderr.strip()}"
+    return None
 
 
 def run(command, environment):
     """Returns exit status, lines with the seconds at which they came, and seconds; a job that does not end
     counts as status None."""
     start = time.monotonic()
+    environment = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               env={**os.environ, **environment}, start_new_session=True, text=True, errors="replace")
+                               env=environment, start_new_session=True, text=True, errors="replace")
     late = threading.Event()
 
     def end():
@@ -95,6 +135,8 @@ def problems_of(job, status, lines):
     for pattern in job.says:
         if not re.search(pattern, output):
             yield f"does not say /{pattern}/"
+    if job.once and (count := len(re.findall(job.once, output))) != 1:
+        yield f"says /{job.once}/ {count} times"
     for pattern in job.never:
         if re.search(pattern, output):
             yield f"says /{pattern}/"
@@ -123,11 +165,16 @@ def main():
     for job in JOBS:
         if arguments.only not in (None, job.scenario):
             continue
-        if job.alone and arguments.flavour == "MPICH" and "PMI_SIZE" in job.environment:
-            continue  # its own launcher's variable: the library believes it
+        name = " ".join([job.scenario, *(f"{k}={v}" for k, v in sorted(job.environment.items()) if v is not None),
+                         *(["alone"] if job.alone else []), *(["in 1 MiB of /dev/shm"] if job.small_memory else [])])
+        if reason := why_not(job, arguments.flavour):
+            print(f"skipped         {name}: {reason}", flush=True)
+            continue
         command = [arguments.program, job.scenario]
         if not job.alone:
             command = [*arguments.launcher, *command]
+        if job.small_memory:
+            command = [*IN_SMALL_MEMORY, *command]
         # On processors that others keep busy for a while nothing takes a known time: late is what is late
         # in each of three attempts. Everything else has to hold in the first.
         for _ in range(3):
@@ -137,7 +184,6 @@ def main():
             if found or not delays:
                 break
         found += delays
-        name = " ".join([job.scenario, *(f"{k}={v}" for k, v in sorted(job.environment.items()))])
         print(f"{'FAILED' if found else 'passed'} {seconds:5.1f} s  {name}", flush=True)
         if found:
             failed += 1
