@@ -6,7 +6,7 @@
 # the kernels. nccl is linked with a stand-in for them, see support/nccl_stand_in: the backend's own
 # code, and the shared tests of operations over it, with ranks that are threads. nccl.tensors is that
 # too, for tensors in host memory, and for CUDA tensors on the stand-in's devices, which libtorch's CPU
-# build is made to take for CUDA's. Real devices are left to gpu.sh.
+# build is made to take for CUDA's. nccl.mpi has ranks that are MPI's. Real devices are left to gpu.sh.
 
 set(_bluefog_test_directory "${PROJECT_SOURCE_DIR}/tests")
 
@@ -30,7 +30,8 @@ add_library(bluefog_nccl_stand_in OBJECT ${_bluefog_stand_in})
 # The real libraries' headers, and nothing else of them.
 target_include_directories(bluefog_nccl_stand_in SYSTEM PUBLIC ${NCCL_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
 target_include_directories(bluefog_nccl_stand_in PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/generated")
-target_link_libraries(bluefog_nccl_stand_in PUBLIC bluefog::core bluefog_test_main PRIVATE bluefog_warnings)
+target_include_directories(bluefog_nccl_stand_in PUBLIC "${_bluefog_test_directory}")
+target_link_libraries(bluefog_nccl_stand_in PUBLIC bluefog::core PRIVATE bluefog_warnings)
 target_compile_definitions(bluefog_nccl_stand_in PUBLIC BLUEFOG_TEST_NCCL=1)
 # CUDA C++ reads arrays as packs of sixteen bytes, and has other warnings.
 set_source_files_properties("${_bluefog_test_directory}/support/nccl_stand_in/kernels.cpp" PROPERTIES
@@ -39,7 +40,7 @@ set_source_files_properties("${_bluefog_test_directory}/support/nccl_stand_in/ke
 # _bluefog_add_stand_in_test(<name> <executable> <source>...)
 function(_bluefog_add_stand_in_test name executable)
   add_executable(${executable} ${ARGN})
-  target_link_libraries(${executable} PRIVATE bluefog_nccl_stand_in bluefog_warnings)
+  target_link_libraries(${executable} PRIVATE bluefog_nccl_stand_in bluefog_test_main bluefog_warnings)
   target_compile_options(${executable} PRIVATE $<$<CONFIG:Release>:-O1>)
   _bluefog_timeout(seconds 240)
   # NCCL matches messages by their order alone, that of pairs included, and does not know how long
@@ -62,6 +63,15 @@ elseif(BLUEFOG_SANITIZER STREQUAL "thread")
 endif()
 list(TRANSFORM _bluefog_shared REPLACE "(.+)" "${_bluefog_test_directory}/\\1.cpp")
 _bluefog_add_stand_in_test(nccl test_nccl ${_bluefog_own} ${_bluefog_shared})
+
+# Ranks of MPI that become ranks of NCCL: what they agree on, over the stand-in.
+if(BLUEFOG_WITH_MPI AND _bluefog_shared)
+  add_executable(test_nccl_mpi ${_bluefog_test_directory}/nccl/mpi/meeting.cpp)
+  target_link_libraries(test_nccl_mpi PRIVATE bluefog_nccl_stand_in bluefog::mpi bluefog_test_mpi_main
+    bluefog_warnings)
+  target_compile_options(test_nccl_mpi PRIVATE -O0)
+  _bluefog_register_ranks(nccl.mpi.2ranks nccl_mpi 2 "")
+endif()
 
 # The script for a real device: that it says what it would do, and that its verdict is right. No build
 # changes that.

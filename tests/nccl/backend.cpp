@@ -4,11 +4,15 @@
 #include <barrier>
 #include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <unistd.h>
 
 #include <bluefog/collective.hpp>
 #include <bluefog/neighbor.hpp>
@@ -53,6 +57,21 @@ class device_array {
 
 std::string on_two_ranks(void (*body)(nccl_communicator&), communicator_options options = {}) {
   return run_nccl_ranks(2, body, options);
+}
+
+/// \return what a launcher would give as MASTER_PORT; rank 0 listens on the one after it.
+std::string free_master_port() {
+  return std::to_string(nccl::port_of(nccl::listen_on(0)) - 1);
+}
+
+/// Starts this program as two ranks with the hidden test case below. \return whether both passed.
+bool launch_two(const std::string& variables) {
+  const std::string rank = " WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=" + free_master_port() +
+                           " BLUEFOG_TIMEOUT=30 " + variables + " \"$(readlink /proc/" +
+                           std::to_string(getpid()) + "/exe)\" '[launched]' 1>&2";
+  const std::string command =
+      "RANK=1" + rank + " & RANK=0" + rank + "; first=$?; wait $! && exit $first; exit 1";
+  return std::system(command.c_str()) == 0;
 }
 
 }  // namespace
@@ -215,6 +234,74 @@ TEST_CASE("a rank that is missing at the start is a timeout_error that says so",
       .rank = 0, .size = 2, .words = std::make_shared<nccl::local_board>(), .timeout = 50ms};
   CHECK_THROWS_WITH(nccl_backend(alone), ContainsSubstring("rank 1 did not come in time"));
   CHECK(stand_in::broken_rules() == "");
+}
+
+// The stand-in's ranks are threads of one process: processes meet, and agree on their devices, but
+// do not communicate.
+TEST_CASE("a rank that a launcher has started", "[.][launched]") {
+  const nccl::meeting here = nccl::meet_by_environment();
+  CHECK(here.rank == std::stoi(std::getenv("RANK")));
+  CHECK(here.size == 2);
+  if (std::getenv("LOCAL_RANK") == nullptr) {
+    const nccl::group all = nccl::make_group(here);
+    CHECK(all.machines == std::vector{0, 0});
+    CHECK(all.device == here.rank);
+  } else {
+    CHECK_THROWS_WITH(nccl::make_group(here), ContainsSubstring("ranks 0 and 1 use the same") &&
+                                                  ContainsSubstring("GPU-03"));
+  }
+  // Rank 0, who keeps the board, leaves last.
+  if (here.rank == 1)
+    here.words->put("rank 1", "is done");
+  else
+    static_cast<void>(here.words->wait(
+        "rank 1", std::chrono::steady_clock::now() + std::chrono::seconds(30), "rank 1"));
+}
+
+TEST_CASE("two processes meet by what the environment says, and agree on their devices",
+          "[nccl][bootstrap]") {
+  CHECK(launch_two(""));
+  CHECK(launch_two("LOCAL_RANK=3"));
+}
+
+TEST_CASE("ranks that met by the environment communicate", "[nccl][bootstrap]") {
+  const environment size("WORLD_SIZE", "3");
+  const environment address("MASTER_ADDR", "127.0.0.1");
+  const environment port("MASTER_PORT", free_master_port().c_str());
+  std::vector<nccl::meeting> meetings;
+  for (const char* each : {"0", "1", "2"}) {
+    const environment rank("RANK", each);
+    meetings.push_back(nccl::meet_by_environment());
+  }
+  std::vector<std::string> problems(meetings.size());
+  {
+    std::vector<std::jthread> threads;
+    for (const nccl::meeting& each : meetings)
+      threads.emplace_back([&] {
+        try {
+          communicator<nccl_backend> comm(each);
+          require_equal(comm.rank(), each.rank);
+          std::vector<double> x(5, 3.0 * comm.rank());
+          allreduce(comm, x, x);
+          require_near(x.back(), 3, 1e-12);
+        } catch (const std::exception& problem) {
+          problems[static_cast<std::size_t>(each.rank)] = problem.what();
+        }
+      });
+  }
+  for (const std::string& each : problems) CHECK(each == "");
+  CHECK(stand_in::broken_rules() == "");
+}
+
+TEST_CASE("a program that is started without others is a communicator of one rank",
+          "[nccl][bootstrap]") {
+  const environment size("WORLD_SIZE", "1");
+  const environment rank("RANK", "0");
+  communicator<nccl_backend> comm;
+  CHECK(comm.size() == 1);
+  std::vector<float> x{1, 2};
+  allreduce(comm, x, x);
+  CHECK(x == std::vector<float>{1, 2});
 }
 
 TEST_CASE("two ranks on one device are refused with their numbers, unless that is allowed",
