@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -473,6 +474,49 @@ RANKS_TEST("parameters frozen on all ranks rest, on one rank only are an error o
   require_contains(require_throws<mismatch_error>(backward), "parameter 1 is \"b\"");
   model["b"].requires_grad_(false);
   backward();
+}
+
+RANKS_TEST("a backward that fails on all ranks is made anew, one on some ranks is an error on all",
+           "[nn][ddp][failure]") {
+  const int n = comm.size();
+  bag model({"a", "b", "c"});
+  distributed_data_parallel net(model, comm, {.bucket_bytes = 8});  // a bucket each, c's first
+  const auto backward = [&](bool fails) {
+    auto y = model["a"] * (1.0 + comm.rank());
+    if (fails)
+      y.register_hook([](const at::Tensor&) { throw std::runtime_error("it has failed"); });
+    (y + model["b"] * 2.0 * comm.rank() + model["c"] * 3.0).sum().backward();
+  };
+  const auto check = [&] {
+    backward(false);
+    const std::vector wanted{mean_of_ranks(n, 1, 1), mean_of_ranks(n, 0, 2), 3.0};
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      require_near(model.parameters()[i].grad().template item<double>(), wanted[i], 1e-14);
+  };
+  check();
+  for (const bool in_place : {false, true}) {
+    model.zero_grad(!in_place);
+    const auto fail = [&] {
+      require_throws<std::runtime_error>([&] { backward(true); });
+      if (in_place) {  // where results lie, nothing can be cleared
+        model.zero_grad(false);
+        const auto text = require_throws<usage_error>([&] { backward(false); });
+        require_contains(text, "distributed_data_parallel: a backward has failed");
+        require_contains(text, "zero_grad(true)");
+      }
+      model.zero_grad();
+    };
+    fail();
+    check();
+    if (n == 1) continue;
+    model.zero_grad(!in_place);
+    const int odd = in_place ? 0 : n - 1;
+    if (comm.rank() == odd) fail();
+    const auto text = require_throws<usage_error>([&] { backward(false); });
+    require_contains(text, "distributed_data_parallel: rank " + std::to_string(odd));
+    model.zero_grad();
+    check();
+  }
 }
 
 namespace {

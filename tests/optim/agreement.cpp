@@ -306,6 +306,59 @@ RANKS_TEST("buckets follow the order of rank 0's first backward, the step is the
   }
 }
 
+RANKS_TEST("a rank that overruns, gives up or loses its window keeps in step with the others",
+           "[optim][gradients][counting]") {
+  if (comm.size() == 1 || comm.size() > 4) return;  // long enough
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  enum class odd { overruns, overruns_twice, raises, gives_up, loses };
+  for (const odd what :
+       {odd::overruns, odd::overruns_twice, odd::raises, odd::gives_up, odd::loses})
+    for (const int passes : {1, 2}) {
+      const std::size_t who = passes == 1 ? ranks - 1 : 0;
+      const bool here = comm.rank() == static_cast<int>(who);
+      captured_log log;
+      mlp net = make_mlp(0), alone = make_mlp(0);
+      gradient_allreduce optimizer(
+          SGD(net->parameters(), 0.1), net, comm,
+          {.backward_passes_per_step = passes,
+           .bucket_bytes = 300,  // six of them
+           .on_miscount = what == odd::raises ? optim::miscount::raise : optim::miscount::warn});
+      SGD plain(alone->parameters(), 0.1);
+      const auto backward = [&](int seed) { loss_in_step(seed)(net, comm.rank()).backward(); };
+      for (int step = 0; step < 3; ++step) {
+        std::vector<int> usual;
+        for (int pass = 0; pass < passes; ++pass) usual.push_back(10 * step + pass);
+        std::vector<std::vector<int>> used(ranks, usual);
+        optimizer.zero_grad(step % 2 == 0);
+        for (const int seed : usual) backward(seed);
+        if (step != 1) {
+          auto& own = used[who];
+          if (what == odd::overruns) own.push_back(10 * step + 5);
+          if (what == odd::overruns_twice) own.insert(own.end(), {10 * step + 5, 10 * step + 6});
+          if (what == odd::gives_up || what == odd::loses)
+            for (int& seed : own) seed += 7;
+          if (here && what == odd::raises)
+            require_throws<usage_error>([&] { backward(10 * step + 5); });
+          if (here && what == odd::gives_up) optimizer.reset_passes();
+          if (here && what == odd::loses) {
+            net->zero_grad();
+            require_contains(require_throws<usage_error>([&] { backward(10 * step + 5); }),
+                             "gradients were cleared");
+          }
+          if (here && (what == odd::gives_up || what == odd::loses)) optimizer.zero_grad();
+          if (here)
+            for (const int seed : own)
+              if (std::ranges::find(usual, seed) == usual.end()) backward(seed);
+        }
+        optimizer.step();
+        step_with_mean(alone, plain, used);
+        require_close(flatten(*net), flatten(*alone), 1e-12);
+      }
+      const bool warns = here && (what == odd::overruns || what == odd::overruns_twice);
+      require_equal(log.count("backward_passes_per_step"), warns ? 1 : 0);
+    }
+}
+
 RANKS_TEST("groups of ranks train apart", "[optim][gradients][groups]") {
   auto half = comm.split(comm.rank() % 2);
   two net;

@@ -58,7 +58,7 @@ class gradient_synchronizer final
   }
 
   void backward_began(int /*number*/, bool /*anew*/) override {
-    exchange_.discard();  // what a backward that failed has left
+    exchange_.spoil();  // what a backward that failed has left
     graph_waits_ = reduced_ = false;
     reducing_ = !paused();
     used_.assign(used_.size(), false);

@@ -22,6 +22,7 @@
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/optim/gradient_bucket.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/scaled_copy.hpp>
 #include <bluefog/optim/transfer.hpp>
@@ -121,15 +122,16 @@ class gradient_buckets {
     at::Tensor gradient = empty ? at::Tensor() : dense(owner.parameter.grad(), owner.name);
     at::Tensor slot = owner.slot;
     if (gradient.defined()) {
-      const bool lies_there = slot.data_ptr() == gradient.data_ptr() && slot.numel() != 0;
-      if (lies_there && !options_.in_place) {
+      bool lies_there = lies_in_bucket(owner, gradient);
+      if (lies_there && (spoilt_ || !options_.in_place)) {
         // Accumulated on top of the last result: this rank's sum must survive the reduction.
         gradient = gradient.clone();
         at::Tensor(owner.parameter).mutable_grad() = gradient;
+        lies_there = false;
       }
       if (options_.predivide != 1)  // in the gradient's type, which may hold what the slot's cannot
         at::div_out(slot, gradient, at::scalar_tensor(options_.predivide, at::kDouble));
-      else if (!lies_there || !options_.in_place)
+      else if (!lies_there)
         slot.copy_(gradient);
     } else {
       slot.zero_();
@@ -154,7 +156,9 @@ class gradient_buckets {
     last.order.pass(last.device);
     last.flag(last.members.size()).fill_(notice ? 1 : 0);
     send(last, comm);
-    wait();
+    const std::exception_ptr failure = land();
+    clear();
+    if (failure) std::rethrow_exception(failure);
     read_flags();
     return last.reduced_flag(last.members.size()) != 0;
   }
@@ -176,12 +180,25 @@ class gradient_buckets {
     }
   }
 
-  /// Waits for what is under way and forgets it.
+  /// Gives up what is under way, of which other ranks may know nothing: they wait for the rest of
+  /// it, so nothing is sent before `finish`, whose results are then no good on any rank.
+  /// \throws usage_error if gradients are still where results have come to lie.
+  void spoil() {
+    spoilt_ = busy_;
+    if (!spoilt_ || !options_.in_place) return;
+    land();
+    for (const bucket& each : buckets_)
+      for (const member& it : each.members)
+        expects(!places_[it.index].filled || !lies_in_bucket(it, it.parameter.grad()),
+                options_.owner, ": a backward has failed while the gradient of parameter \"",
+                it.name, "\" was reduced in place; before the next one clear gradients with ",
+                "zero_grad(true), which takes them from their place");
+  }
+  [[nodiscard]] bool spoilt() const noexcept { return spoilt_; }
+  /// The same where all ranks give it up: waits for what is under way and forgets it.
   void discard() {
-    try {
-      wait();
-    } catch (const error&) {  // the values were not wanted
-    }
+    land();
+    clear();
   }
 
  private:
@@ -191,33 +208,13 @@ class gradient_buckets {
     std::size_t member = 0;
     bool filled = false;
   };
-  struct member {
-    std::size_t index;
-    std::string name;
-    at::Tensor parameter;
-    at::ScalarType type;
-    at::Tensor slot = {};  // over its part of the bucket, shaped and laid out like the parameter
-    bool used = false;     // by this rank's backward
-  };
-  struct bucket {
-    at::ScalarType type = at::ScalarType::Float;
-    at::Device device = at::kCPU;
-    std::int64_t count = 0;
-    std::int64_t bytes = 0;
-    std::vector<member> members = {};
-    at::Tensor flat = {};
-    std::size_t missing = 0;
-    std::size_t used = 0;
-    at::Tensor flags = {};              // what `flat` ends with, reduced, on the host
-    bluefog::detail::relay order = {};  // gradients may become ready on several streams
+  using bucket = gradient_bucket;
+  using member = bucket::member;
 
-    [[nodiscard]] at::Tensor flag(std::size_t index) const {
-      return flat.select(0, count + static_cast<std::int64_t>(index));
-    }
-    [[nodiscard]] float reduced_flag(std::size_t index) const {
-      return flags.const_data_ptr<float>()[index];
-    }
-  };
+  [[nodiscard]] static bool lies_in_bucket(const member& owner, const at::Tensor& gradient) {
+    return gradient.defined() && !gradient.is_sparse() && owner.slot.numel() != 0 &&
+           owner.slot.data_ptr() == gradient.data_ptr();
+  }
 
   [[nodiscard]] at::ScalarType wire_type(at::ScalarType type) const {
     if (options_.compression == compression::fp16) return at::kHalf;
@@ -234,7 +231,7 @@ class gradient_buckets {
 
   template <backend Backend>
   void send(bucket& full, communicator<Backend>& comm) {
-    note_use(full);
+    full.note_use();
     const auto flat = bluefog::detail::only(full.flat);
     const const_buffer outline = bluefog::detail::outlines(flat).front();
     auto call = bluefog::detail::check_allreduce(comm, outline, outline, options_.op, {});
@@ -247,15 +244,6 @@ class gradient_buckets {
       return bluefog::detail::carry(context, std::move(work), std::move(values));
     });
     flights_.emplace_back(comm.driver(), std::move(started));
-  }
-
-  // Writes who of the members was used, which is summed or averaged along: mostly all of them.
-  static void note_use(bucket& full) {
-    const auto all = static_cast<std::int64_t>(full.members.size());
-    full.flat.narrow(0, full.count, all).fill_(1);
-    if (full.used == full.members.size()) return;
-    for (std::size_t i = 0; i < full.members.size(); ++i)
-      if (!full.members[i].used) full.flag(i).zero_();
   }
 
   // Whether to go on as usual, and which gradients are defined, the host has to know: here it waits
@@ -271,7 +259,8 @@ class gradient_buckets {
       if (!each.device.is_cpu()) bluefog::detail::current_stream(each.device).synchronize();
   }
 
-  void wait() {
+  // Waits for all that was sent. Returns the first failure.
+  std::exception_ptr land() {
     std::exception_ptr failure;
     for (transfer& each : flights_) try {
         each.wait();
@@ -279,14 +268,16 @@ class gradient_buckets {
         if (!failure) failure = std::current_exception();
       }
     flights_.clear();
+    return failure;
+  }
+  void clear() {
     sent_ = 0;
-    busy_ = false;
+    busy_ = spoilt_ = false;
     for (place& each : places_) each.filled = false;
     for (bucket& each : buckets_) {
       each.missing = each.members.size();
       each.used = 0;
     }
-    if (failure) std::rethrow_exception(failure);
   }
 
   bucket_options options_;
@@ -294,6 +285,7 @@ class gradient_buckets {
   std::vector<bucket> buckets_;
   std::size_t sent_ = 0;
   bool busy_ = false;
+  bool spoilt_ = false;
   std::vector<transfer> flights_;
 };
 

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <span>
@@ -95,6 +98,7 @@ class gradient_exchange {
 
   /// The gradient of parameter `index` is complete: sends the buckets that are.
   void ready(std::size_t index) {
+    if (buckets_.spoilt()) return;
     const auto found = std::ranges::lower_bound(plan_, index);
     if (found == plan_.end() || *found != index) return;
     const auto place = static_cast<std::size_t>(found - plan_.begin());
@@ -102,27 +106,31 @@ class gradient_exchange {
     buckets_.put(place, comm_);
   }
 
-  /// Gives up what is under way.
+  /// Gives up what is under way on this rank: the next reduction is made twice, on all ranks. Where
+  /// gradients are reduced in place, and some rank has not given up, it is an error on all.
+  void spoil() { buckets_.spoil(); }
+  /// Gives up what is under way on all ranks.
   void discard() {
     if (buckets_.busy()) buckets_.discard();
   }
 
   /// Reduces what is not yet reduced and leaves the results in place, divided by the mean number of
   /// passes of the ranks that have any, or by one if `divides` is not set. Collective.
+  /// \throws mismatch_error, on every rank, if ranks differ in what learns; see `spoil`.
   reduction_result reduce(const contribution& own, bool divides) {
     const c10::AutoGradMode no_grad(false);
     reduction_result result{.passes = static_cast<double>(own.passes),
                             .states_differ = own.states_differ};
     ++round_;
     for (;;) {
-      const bool usual = !changed_ && !own.joined && own.passes == own.wanted &&
+      const bool spoilt = buckets_.spoilt();
+      const bool usual = !spoilt && !changed_ && !own.joined && own.passes == own.wanted &&
                          own.objection < 0 && !own.local_steps && !own.states_differ;
       if (!buckets_.finish(!usual, /*empty=*/own.passes == 0, comm_)) break;
-      const auto all = gather(own);
-      if (std::ranges::any_of(all, &record::changed)) {
-        agree();
-        continue;
-      }
+      const auto all = gather(own, spoilt);
+      const bool changed = std::ranges::any_of(all, &record::changed);
+      if (changed) agree();
+      if (reduced_in_vain(all) || changed) continue;
       result = summary(all);
       break;
     }
@@ -162,6 +170,7 @@ class gradient_exchange {
 
   /// What a rank says about itself once somebody has given notice.
   struct record {
+    std::int64_t spoilt;     // 1: what it has sent are no longer its gradients
     std::int64_t changed;    // 1: its parameters are not those of the plan
     std::int64_t passes;     // backwards in its gradients
     std::int64_t joined_in;  // the round in which it had no more data, `never` if it has some
@@ -170,21 +179,32 @@ class gradient_exchange {
     std::int64_t states_differ;
   };
 
-  [[nodiscard]] std::vector<record> gather(const contribution& own) {
+  [[nodiscard]] std::vector<record> gather(const contribution& own, bool spoilt) {
     if (own.joined && joined_in_ == 0) joined_in_ = round_;
-    constexpr std::size_t length = 6;
-    std::vector<std::int64_t> all(length * static_cast<std::size_t>(comm_.size()));
+    const record own_record{
+        spoilt,        changed_,        own.passes,       own.joined ? joined_in_ : never,
+        own.objection, own.local_steps, own.states_differ};
+    using numbers = std::array<std::int64_t, sizeof(record) / sizeof(std::int64_t)>;
+    const auto sent = std::bit_cast<numbers>(own_record);
+    std::vector<record> records(static_cast<std::size_t>(comm_.size()));
+    std::vector<std::int64_t> all(sent.size() * records.size());
     comm_.run({.operation = options_.owner}, [&](auto context) {
-      return gather_equal(context,
-                          std::vector<std::int64_t>{
-                              changed_ ? 1 : 0, own.passes, own.joined ? joined_in_ : never,
-                              own.objection, own.local_steps ? 1 : 0, own.states_differ ? 1 : 0},
-                          &all);
+      return gather_equal(context, std::vector(sent.begin(), sent.end()), &all);
     });
-    std::vector<record> records;
-    for (std::size_t i = 0; i < all.size(); i += length)
-      records.push_back({all[i], all[i + 1], all[i + 2], all[i + 3], all[i + 4], all[i + 5]});
+    std::memcpy(records.data(), all.data(), all.size() * sizeof(std::int64_t));
     return records;
+  }
+
+  // Whether to reduce once more, because of what some rank has sent.
+  [[nodiscard]] bool reduced_in_vain(const std::vector<record>& all) const {
+    const auto found = std::ranges::find(all, 1, &record::spoilt);
+    if (found == all.end()) return false;
+    // In place: ranks that have not given up have lost their gradients.
+    expects(!options_.in_place || std::ranges::all_of(all, &record::spoilt), options_.owner,
+            ": rank ", found - all.begin(),
+            " has given up a backward that other ranks have finished; clear the gradients of all "
+            "ranks and make it anew");
+    return true;
   }
 
   [[nodiscard]] static reduction_result summary(const std::vector<record>& all) {

@@ -78,16 +78,13 @@ class gradient_reducer final : public gradient_listener {
     synchronized_ = step_announced_ = false;
     if (anew) forget_foreign();
     expect_nothing_cleared();
-    if (exchange_.busy()) {  // one backward too many: what was sent lacks it, so it is sent again
-      exchange_.discard();
-      resend_ = true;
-    }
     any_pass_ = pass_since_step_ = true;
     counter_.count_backward(number);
+    if (exchange_.busy()) exchange_.spoil();  // one too many: what was sent lacks it
   }
 
   void gradient_ready(std::size_t index) override {
-    if (counter_.due() && !resend_ && !local_steps_) {
+    if (counter_.due() && !local_steps_) {
       const c10::AutoGradMode no_grad(false);
       exchange_.ready(index);
     }
@@ -186,11 +183,9 @@ class gradient_reducer final : public gradient_listener {
 
   /// A step has used the gradients, or they are given up.
   void window_ended() {
-    exchange_.discard();
+    exchange_.spoil();
     counter_.reset();
-    synchronized_ = step_announced_ = false;
-    resend_ = false;
-    local_steps_ = false;
+    synchronized_ = step_announced_ = local_steps_ = false;
     gradients_.clear();
   }
 
@@ -274,7 +269,6 @@ class gradient_reducer final : public gradient_listener {
     counter_.forget_foreign();
     if (before == 0 || counter_.pending() > 0) return;
     exchange_.discard();
-    resend_ = false;
     gradients_.clear();
   }
 
@@ -290,7 +284,6 @@ class gradient_reducer final : public gradient_listener {
   bool synchronized_ = false;
   bool all_present_ = true;
   bool step_announced_ = false;
-  bool resend_ = false;
   bool local_steps_ = false;
   bool states_differ_ = false;
   bool ended_ = false;
