@@ -116,7 +116,6 @@ class gradient_exchange {
 
   /// Reduces what is not yet reduced and leaves the results in place, divided by the mean number of
   /// passes of the ranks that have any, or by one if `divides` is not set. Collective.
-  /// \throws mismatch_error, on every rank, if ranks differ in what learns; see `spoil`.
   reduction_result reduce(const contribution& own, bool divides) {
     const c10::AutoGradMode no_grad(false);
     reduction_result result{.passes = static_cast<double>(own.passes),
