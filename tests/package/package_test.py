@@ -97,6 +97,10 @@ def find_package():
     done = configure(A.source / "tests/package/find_package", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}")
     require(done.returncode == 0, "two lines of CMake suffice")
     build_and_run(build, bool(A.torch))
+    if A.torch and A.mpiexec:
+        done = run(A.mpiexec, "-n", "2", build / "first_program")
+        require(done.returncode == 0 and "2 ranks agree on y = 3.00 x + 0.50" in done.stdout,
+                "the README's first program trains from the installed package")
 
 
 def components():
