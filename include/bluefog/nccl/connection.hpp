@@ -32,7 +32,10 @@ namespace bluefog::nccl {
 namespace detail {
 
 /// Aborts `group`. Where NCCL does not come back from that within a few seconds, as it may happen
-/// where a peer's host is gone, it is left to itself.
+/// where a peer's host is gone, it is left to itself, in a thread of its own. What the stream then
+/// works on has to stay: if it ends while the communicator is there, or in the second after, it is
+/// freed. Otherwise the stream, each unfinished operation's events and memory, and the memory that
+/// was kept for later ones stay until the process ends: that much for each abort that hangs.
 inline void abort_in_time(ncclComm_t group, int device) noexcept {
   struct progress {
     std::mutex mutex;
