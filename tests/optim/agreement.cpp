@@ -250,6 +250,60 @@ RANKS_TEST("what is frozen, unfrozen or added on one rank only is an error on al
   }
 }
 
+RANKS_TEST(
+    "with several buckets too, ranks that differ are told by name, before or after some left",
+    "[optim][gradients][frozen]") {
+  const int n = comm.size();
+  if (n == 1) return;
+  const auto soon = [](const auto& act) {
+    const auto start = std::chrono::steady_clock::now();
+    auto text = require_throws<mismatch_error>(act);
+    require(std::chrono::steady_clock::now() - start < std::chrono::seconds(2), "too late");
+    require_contains(text, "gradient_allreduce: ranks differ");
+    require_contains(text, "rank 0");
+    return text;
+  };
+  const std::int64_t small = 300;  // six buckets
+  for (const int odd : {0, n - 1}) {
+    const auto other = "rank " + std::to_string(odd == 0 ? 1 : odd);
+    mlp wide(5, comm.rank() == odd ? 17 : 16);
+    const auto shapes = soon([&] {
+      gradient_allreduce(SGD(wide->parameters(), 0.1), wide, comm, {.bucket_bytes = small});
+    });
+    require_contains(shapes, "\"first.weight\"");
+    require_contains(shapes, "[17, 5]");
+    require_contains(shapes, other);
+
+    mlp net = make_mlp(0), alone = make_mlp(0);
+    gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm, {.bucket_bytes = small});
+    SGD plain(alone->parameters(), 0.1);
+    const auto backward = [&](int step) {
+      optimizer.zero_grad();
+      loss_in_step(step)(net, comm.rank()).backward();
+    };
+    for (const bool midway : {false, true})  // frozen while the first buckets are on their way
+      for (const bool two : {false, true}) {
+        if (midway) backward(0);
+        if (comm.rank() == odd)
+          net->second->bias.requires_grad_(false);
+        else if (two)
+          net->first->bias.requires_grad_(false);  // as long
+        if (!midway) backward(0);
+        const auto before = flatten(*net);
+        const auto text = soon([&] { optimizer.step(); });
+        require_contains(text, two ? "\"first.bias\"" : "\"second.bias\"");
+        require_contains(text, other);
+        require_same(flatten(*net), before);
+        for (auto& each : net->parameters()) each.requires_grad_(true);
+        backward(1);
+        optimizer.step();
+        step_with_mean(alone, plain,
+                       std::vector<std::vector<int>>(static_cast<std::size_t>(n), {1}));
+        require_close(flatten(*net), flatten(*alone), 1e-12);
+      }
+  }
+}
+
 RANKS_TEST("a rank whose loss reaches no parameter takes part in the step",
            "[optim][gradients][unused]") {
   two net;

@@ -120,6 +120,59 @@ RANKS_TEST("the trajectory is the definition's, whenever parameters begin to tra
   }
 }
 
+RANKS_TEST("a pass too many on one rank adds to its gradient alone, wherever communication begins",
+           "[optim][start][counting]") {
+  const int n = comm.size(), odd = n - 1;
+  if (n > 4) return;  // long enough
+  const auto follow = [&](sequence what, int passes, bool by_forward, bool refuses,
+                          const auto& wrap) {
+    captured_log log;
+    simulation all(n, [](mlp& net) { return std::make_unique<SGD>(net->parameters(), 0.1); });
+    mlp net = make_mlp(comm.rank());
+    auto optimizer = wrap(SGD(net->parameters(), 0.1), net);
+    for (int step = 0; step < 3; ++step) {
+      const auto more = [&](int rank) { return rank == odd && step != 1 ? 1 : 0; };
+      all.step(what, [&](mlp& each, int rank) {
+        at::Tensor sum = torch::zeros({}, at::kDouble);
+        for (int pass = 0; pass < passes + (refuses ? 0 : more(rank)); ++pass)
+          sum = sum + loss_in_step(10 * step + pass)(each, rank);
+        return sum;
+      });
+      optimizer.zero_grad();
+      for (int pass = 0; pass < passes + more(comm.rank()); ++pass) {
+        const int seed = 31 * (10 * step + pass) + comm.rank();
+        const auto input = values({4, 5}, seed);
+        const auto learn = [&] {
+          loss_of(by_forward ? optimizer.forward(net, input) : net->forward(input), seed)
+              .backward();
+        };
+        if (refuses && pass == passes)
+          require_contains(require_throws<usage_error>(learn), "has to follow each");
+        else
+          learn();
+      }
+      optimizer.step();
+      require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
+    }
+    require_equal(log.count("has to follow every"),
+                  comm.rank() == odd && (by_forward || !refuses) ? 1 : 0);
+  };
+  for (const int passes : {1, 2}) {
+    for (const start when : all_starts)
+      for (const bool by_forward : {false, true})
+        follow(sequence::combine_first, passes, by_forward, when == start::inside_backward,
+               [&](SGD sgd, mlp& net) {
+                 return adapt_with_combine(
+                     std::move(sgd), net, comm,
+                     {.num_steps_per_communication = passes, .start = when, .bucket_bytes = 300});
+               });
+    follow(sequence::adapt_first, passes, true, false, [&](SGD sgd, mlp& net) {
+      return adapt_then_combine(std::move(sgd), net, comm,
+                                {.backward_passes_per_step = passes, .bucket_bytes = 300});
+    });
+  }
+}
+
 RANKS_TEST("what was begun after the step is not part of what is saved", "[optim][start][saving]") {
   for (const start when : {start::after_step, start::inside_backward}) {
     mlp net = make_mlp(comm.rank());
