@@ -35,6 +35,9 @@
 #include <bluefog/neighbor/allreduce.hpp>
 #include <bluefog/optim/adapt_then_combine.hpp>
 #include <bluefog/optim/adapt_with_combine.hpp>
+#include <bluefog/topology/exponential.hpp>
+#include <bluefog/topology/neighborhood.hpp>
+#include <bluefog/topology/neighborhood_of.hpp>
 #include <bluefog/topology/one_peer_exponential.hpp>
 
 #include "protocol.hpp"
@@ -180,29 +183,49 @@ void measure_local_steps(comm_type& comm, report& out, int repeats) {
   out.row("local", "local step, adapt_then_combine", "torch's SGD", adapting, 1.02);
 }
 
-void measure_messages_and_memory(comm_type& comm, report& out) {
+/// The messages of a step that averages over `topology`, and the most memory that it takes.
+///
+/// \param arriving  bytes that may be held besides one more copy of the parameters.
+template <class Topology>
+void measure_messages_and_memory(comm_type& comm, report& out, const Topology& topology,
+                                 const bluefog::neighborhood& links, const char* memory,
+                                 std::int64_t arriving) {
   mallopt(M_MMAP_THRESHOLD, 64 << 10);  // what is freed goes back to the system
   network net(resnet_50());
   const auto bytes = static_cast<double>(net.bytes());
   auto sgd = sgd_over(net);
+  forget_peak();
   for (int k = 0; k < 2; ++k) train(sgd, net);
-  const auto rounds = bluefog::topology::one_peer_exponential(comm.size()).rounds(comm.rank());
   std::vector<float> some(1 << 20);  // MPI's own memory is not the wrapper's
-  for (std::ptrdiff_t k = 0; k < 3; ++k) bluefog::neighbor_allreduce(comm, some, some, rounds[k]);
+  for (int k = 0; k < 3; ++k) bluefog::neighbor_allreduce(comm, some, some);
   const double before = process_bytes("VmHWM");
-  optim::adapt_with_combine optimizer(std::move(sgd), net, comm);
+  optim::adapt_with_combine optimizer(std::move(sgd), net, comm, topology);
   forget_peak();
   train(optimizer, net);
   const auto sent = comm.statistics();
   train(optimizer, net);
   const auto messages = comm.statistics().messages_sent - sent.messages_sent;
   const auto full = static_cast<double>((net.bytes() + bucket_bytes - 1) / bucket_bytes);
+  const auto destinations =
+      static_cast<double>(std::max<std::size_t>(1, links.destinations.size()));
   // Buckets end where tensors end, so there may be one more than full ones.
-  out.row("messages", "messages per step, 161 tensors", "buckets of 25 MiB",
-          static_cast<double>(messages), full + 1);
-  out.row("B20", "memory beyond plain SGD's", "bytes of the parameters",
-          (process_bytes("VmHWM") - before) / bytes, 1.01);
+  out.row("messages", "messages to each, 161 tensors", "buckets of 25 MiB",
+          static_cast<double>(messages) / destinations, full + 1);
+  out.row("B20", memory, "bytes of the parameters", (process_bytes("VmHWM") - before) / bytes,
+          1.01 + static_cast<double>(arriving) / bytes);
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
+}
+
+void measure_messages_and_memory(comm_type& comm, report& out) {
+  namespace topology = bluefog::topology;
+  const topology::one_peer_exponential one_peer(comm.size());
+  measure_messages_and_memory(comm, out, one_peer, one_peer.rounds(comm.rank())[0],
+                              "memory beyond plain SGD's", 0);
+  if (comm.size() <= 2) return;  // the same graph
+  const topology::exponential all_peers(comm.size());
+  const auto links = topology::neighborhood_of(all_peers, comm.rank());
+  measure_messages_and_memory(comm, out, all_peers, links, "memory, exponential graph",
+                              bucket_bytes);
 }
 
 void measure_parameter_scaling(comm_type& comm, report& out, int repeats) {

@@ -5,6 +5,7 @@
 #include <bluefog/neighbor/allgather.hpp>
 #include <bluefog/neighbor/allreduce.hpp>
 #include <bluefog/neighbor/allreduce_arrays.hpp>
+#include <bluefog/neighbor/folding.hpp>
 #include <bluefog/neighbor/hierarchical_allreduce.hpp>
 #include <bluefog/neighbor/inference.hpp>
 #include <bluefog/neighbor/pair_gossip.hpp>

@@ -82,16 +82,16 @@ struct packed_layout {
 /// What the sources of a neighborhood sent, in their order.
 using arrivals = std::vector<scratch_pool::block>;
 
-/// Sends `in` to the destinations, weighted, and receives what the sources send, one message per
-/// peer. `arrived` and `in` are laid out as `layout`; `in` is only read.
-template <backend Backend, class Owner>
-task fetch_task(operation_context<Backend> context, const std::byte* in, packed_layout layout,
-                neighborhood links, std::shared_ptr<arrivals> arrived,
-                [[maybe_unused]] Owner owner) {
-  // Weighted copies first: what may fail, fails before anything is sent.
+/// Adds a message with `in`, weighted, to each destination.
+/// \return the weighted copies, to be kept until the messages are sent.
+template <backend Backend>
+[[nodiscard]] std::vector<scratch_pool::block> add_sends(counted_exchange<Backend>& exchange,
+                                                         const operation_context<Backend>& context,
+                                                         const std::byte* in,
+                                                         const packed_layout& layout,
+                                                         const edges& destinations) {
   std::vector<scratch_pool::block> weighted;
-  auto exchange = context.exchange();
-  for (const edge& destination : links.destinations) {
+  for (const edge& destination : destinations) {
     const std::byte* message = in;
     if (destination.weight != 1.0) {
       const auto& copy = weighted.emplace_back(context.scratch(layout.bytes, in));
@@ -102,6 +102,18 @@ task fetch_task(operation_context<Backend> context, const std::byte* in, packed_
     }
     exchange.send(as_bytes(message, layout.bytes), destination.rank);
   }
+  return weighted;
+}
+
+/// Sends `in` to the destinations, weighted, and receives what the sources send, one message per
+/// peer. `arrived` and `in` are laid out as `layout`; `in` is only read.
+template <backend Backend, class Owner>
+task fetch_task(operation_context<Backend> context, const std::byte* in, packed_layout layout,
+                neighborhood links, std::shared_ptr<arrivals> arrived,
+                [[maybe_unused]] Owner owner) {
+  // Weighted copies first: what may fail, fails before anything is sent.
+  auto exchange = context.exchange();
+  const auto weighted = add_sends(exchange, context, in, layout, links.destinations);
   for (const edge& source : links.sources) {
     const auto& slot = arrived->emplace_back(context.scratch(layout.bytes, in));
     exchange.receive(as_bytes(slot.data(), layout.bytes), source.rank);

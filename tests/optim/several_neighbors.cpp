@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// The averaging wrappers on graphs where a rank receives from several others.
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <bluefog/optim/adapt_then_combine.hpp>
+#include <bluefog/optim/adapt_with_combine.hpp>
+#include <bluefog/tensor/neighbor_allreduce.hpp>
+#include <bluefog/topology.hpp>
+
+#include "backend/support.hpp"
+#include "simulation.hpp"
+#include "support/faulty_backend.hpp"
+
+namespace {
+
+using namespace bluefog;
+using namespace bluefog_test;
+using namespace std::chrono_literals;
+using optim::start;
+using torch::optim::SGD;
+
+constexpr std::int64_t small_bucket = 300;  // several, none of them a round number of elements
+constexpr std::array starts{start::after_step, start::after_forward, start::at_step,
+                            start::inside_backward};
+
+template <class Net, class Optimizer>
+void train(Net& net, Optimizer& optimizer, int step, int rank) {
+  optimizer.zero_grad();
+  const int seed = 31 * step + rank;
+  at::Tensor input = values({4, 5}, seed, net->first->weight.scalar_type());
+  if constexpr (requires { optimizer.forward(net, input); })
+    loss_of(optimizer.forward(net, input), seed).backward();
+  else
+    loss_of(net->forward(input), seed).backward();
+  optimizer.step();
+}
+
+/// The same with torch's optimizer, and neighbor_allreduce of all parameters before or after it.
+template <class Comm, class Links>
+void train_by_hand(Comm& comm, mlp& net, SGD& sgd, int step, const Links& links, sequence what) {
+  const auto combine = [&] {
+    const torch::NoGradGuard no_grad;
+    torch::nn::utils::vector_to_parameters(neighbor_allreduce(comm, flatten(*net), links),
+                                           net->parameters());
+  };
+  sgd.zero_grad();
+  const int seed = 31 * step + comm.rank();
+  loss_of(net->forward(values({4, 5}, seed, net->first->weight.scalar_type())), seed).backward();
+  if (what == sequence::combine_first) combine();
+  sgd.step();
+  if (what == sequence::adapt_first) combine();
+}
+
+template <class Comm, class Wrap, class Links>
+void require_as_by_hand(Comm& comm, at::ScalarType type, sequence what, const Links& links,
+                        const Wrap& wrap) {
+  const auto momentum = torch::optim::SGDOptions(0.1).momentum(0.9);
+  mlp net = make_mlp(comm.rank(), type), twin = make_mlp(comm.rank(), type);
+  auto optimizer = wrap(SGD(net->parameters(), momentum), net);
+  SGD sgd(twin->parameters(), momentum);
+  for (int step = 0; step < 3; ++step) {
+    train(net, optimizer, step, comm.rank());
+    train_by_hand(comm, twin, sgd, step, links, what);
+    require_same_parameters(*net, *twin);
+  }
+}
+
+/// \param prepare  called with each new optimizer.
+template <class Comm, class Graph, class Links, class Prepare>
+void require_both_as_by_hand(Comm& comm, const Graph& graph, const Links& links, Prepare prepare) {
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    for (const start when : starts)
+      require_as_by_hand(comm, type, sequence::combine_first, links, [&](SGD sgd, mlp& net) {
+        optim::adapt_with_combine optimizer(std::move(sgd), net, comm, graph,
+                                            {.start = when, .bucket_bytes = small_bucket});
+        prepare(optimizer);
+        return optimizer;
+      });
+    require_as_by_hand(comm, type, sequence::adapt_first, links, [&](SGD sgd, mlp& net) {
+      optim::adapt_then_combine optimizer(std::move(sgd), net, comm, graph,
+                                          {.bucket_bytes = small_bucket});
+      prepare(optimizer);
+      return optimizer;
+    });
+  }
+}
+
+/// A directed graph without a pattern, with weights on both ends of its edges.
+[[nodiscard]] neighborhood irregular(int rank, int size) {
+  const auto joined = [](int source, int destination) {
+    return source != destination && (7 * source + 3 * destination + source * destination) % 4 != 0;
+  };
+  neighborhood links{.self_weight = 0.4};
+  for (int other = 0; other < size; ++other) {
+    if (joined(other, rank)) links.sources.push_back({other, 0.1 + 0.03 * other});
+    if (joined(rank, other)) links.destinations.push_back({other, 0.9 - 0.07 * other});
+  }
+  return links;
+}
+
+}  // namespace
+
+RANKS_TEST("averages with several neighbours are those of neighbor_allreduce, bit for bit",
+           "[optim][several]") {
+  const int n = comm.size();
+  const auto as_it_is = [](auto&) {};
+  if (n == 4 || n == 8)
+    require_both_as_by_hand(comm, topology::exponential(n), topology::exponential(n), as_it_is);
+  if (n == 3 || n == 5)
+    require_both_as_by_hand(comm, topology::fully_connected(n), topology::fully_connected(n),
+                            as_it_is);
+  const neighborhood links = irregular(comm.rank(), n);
+  if (n == 3 || n == 4)
+    require_both_as_by_hand(comm, topology::ring(n), links, [&](auto& optimizer) {
+      optimizer.on_round([links](std::int64_t) { return links; });
+    });
+}
+
+TEST_CASE("a message lost among several neighbours leaves all parameters as they were",
+          "[optim][several][thread]") {
+  using faulty = faulty_backend<thread_backend>;
+  constexpr int size = 4;
+  const log_capture quiet;
+  std::atomic<int> failed = 0, completed = 0;
+  for (std::uint64_t seed = 0; seed < 40 && (seed < 8 || failed == 0 || completed == 0); ++seed) {
+    const auto failures = run_wrapped(
+        size,
+        [&](thread_backend inner) {
+          return faulty(std::move(inner), {.seed = seed, .delay = 3, .drop = 0.02, .drop_from = 4});
+        },
+        [&](communicator<faulty>& comm) {
+          mlp net = make_mlp(comm.rank());
+          optim::adapt_with_combine optimizer(SGD(net->parameters(), 0.0), net, comm,
+                                              topology::fully_connected(size),
+                                              {.bucket_bytes = small_bucket});
+          const auto before = flatten(*net);
+          try {
+            train(net, optimizer, 0, comm.rank());
+          } catch (const error&) {
+            ++failed;
+            return require_same(flatten(*net), before);
+          }
+          ++completed;
+          require(!torch::equal(flatten(*net), before), "a whole average");
+        },
+        {.timeout = 300ms, .stall_warning = 100ms});
+    INFO("seed " << seed);
+    REQUIRE(first_text(failures) == "");
+  }
+  CHECK(completed > 0);
+  CHECK(failed > 0);
+}
