@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -422,13 +423,47 @@ TEST_CASE("hierarchical averages mix the means of machines", "[tensor][hierarchi
           const many_tensors many(count, comm.rank(), 6);
           const auto sent = messages_of(
               comm, [&] { bluefog::hierarchical_neighbor_allreduce_(comm, many.own, machines); });
-          // The next machine and the one before it, and what is shared within the machine.
-          require_equal(sent, std::int64_t{3} * std::min(count, 3));
+          // The next machine and the one before it, and what is shared within the machine by type.
+          require_equal(sent, std::int64_t{count == 0 ? 0 : 2} + std::min(count, 3));
           many.require_all(many.own, mixed_means);
           many.reset();
           many.require_all(
               bluefog::hierarchical_neighbor_allreduce_nonblocking(comm, many.own, machines).wait(),
               mixed_means);
+        }
+      },
+      {.nodes_per_machine = 2});
+}
+
+TEST_CASE("many tensors mixed between machines get the bits that each gets alone",
+          "[tensor][hierarchical][thread]") {
+  bluefog::run_threads(
+      4,
+      [](auto& comm) {
+        const int other = 1 - comm.machine_rank();
+        std::vector<at::Tensor> tensors;
+        for (const auto type : {at::kFloat, at::kHalf, at::kDouble, at::kBFloat16, at::kFloat})
+          for (const std::int64_t length : {0, 1, 77})
+            tensors.push_back((sample(comm.rank(), {length}) / 3).to(type));
+        for (const double weight : {1.0, 0.7}) {
+          const bluefog::neighborhood links{
+              .self_weight = 0.6, .sources = {{other, 0.4}}, .destinations = {{other, weight}}};
+          std::vector<at::Tensor> together;
+          const auto sent = messages_of(comm, [&] {
+            together = bluefog::hierarchical_neighbor_allreduce(
+                comm, std::span<const at::Tensor>(tensors), links);
+          });
+          require_equal(sent, std::int64_t{1 + 4});  // to the other machine; by type in its own
+          const auto mean = [](int machine, at::IntArrayRef sizes) {
+            return (sample(2 * machine, sizes) + sample(2 * machine + 1, sizes)) / 6;
+          };
+          for (std::size_t i = 0; i < tensors.size(); ++i) {
+            const at::Tensor& x = tensors[i];
+            const at::Tensor wanted =
+                0.6 * mean(1 - other, x.sizes()) + 0.4 * weight * mean(other, x.sizes());
+            require_tensor(together[i], wanted.to(x.scalar_type()), 0.03);
+            require_tensor(bluefog::hierarchical_neighbor_allreduce(comm, x, links), together[i]);
+          }
         }
       },
       {.nodes_per_machine = 2});

@@ -107,78 +107,143 @@ task machine_mean(operation_context<Backend> context, const_buffer in, mutable_b
   context.compute().reduce(reduce_op::average, mean, inputs);
 }
 
-/// Mixes this rank's slice with the same slice of other machines.
-///
-/// \param mean   this machine's mean; becomes the result.
-/// \param wire   the type that travels, rounded to if it is not that of `mean`.
+/// \return a message with `means` in the types of `wire`: weighted first, and rounded after that.
+/// \param temporaries  keeps what must stay until the message is sent.
 template <backend Backend>
-task mix_between_machines(operation_context<Backend> context, mutable_buffer mean, dtype wire,
-                          neighborhood links) {
-  const bool rounded = wire != mean.type;
-  std::vector<held_buffer> messages;  // weighted first, and rounded after that
-  auto exchange = context.exchange();
-  for (const edge& destination : links.destinations) {
-    const_buffer message = mean;
-    if (destination.weight != 1.0) {
-      auto weighted = temporary(context, mean.count, mean.type, mean.data);
-      context.compute().scaled_copy(weighted.values, mean, destination.weight);
-      message = messages.emplace_back(std::move(weighted)).values;
+[[nodiscard]] const std::byte* message_of(const operation_context<Backend>& context,
+                                          const std::vector<held_buffer>& means,
+                                          const packed_layout& wire, double weight,
+                                          std::vector<held_buffer>& temporaries) {
+  const const_buffer first = means.front().values;
+  if (means.size() == 1 && weight == 1.0 && wire.segments[0].type == first.type) return first.data;
+  const auto bytes = static_cast<std::int64_t>(wire.bytes);
+  temporaries.push_back(temporary(context, bytes, dtype::uint8, first.data));
+  std::byte* const message = temporaries.back().values.data;
+  for (std::size_t i = 0; i < means.size(); ++i) {
+    const auto& [offset, count, type] = wire.segments[i];
+    const mutable_buffer place{message + offset, count, type};
+    const mutable_buffer mean = means[i].values;
+    if (type == mean.type) {
+      context.compute().scaled_copy(place, mean, weight);
+      continue;
     }
-    if (rounded) message = messages.emplace_back(converted(context, message, wire)).values;
-    exchange.send(message, destination.rank);
+    const_buffer weighted = mean;
+    if (weight != 1.0) {
+      const auto& copy = temporaries.emplace_back(temporary(context, count, mean.type, mean.data));
+      context.compute().scaled_copy(copy.values, mean, weight);
+      weighted = copy.values;
+    }
+    context.compute().convert(place, weighted);
   }
-  std::vector<held_buffer> arrived;
+  return message;
+}
+
+/// Mixes this rank's slices with the same slices of other machines, in one message per machine.
+///
+/// \param means  of this machine, at least one; become the result.
+/// \param wire   the types that travel, rounded to where they are not those of `means`.
+template <backend Backend>
+task mix_between_machines(operation_context<Backend> context, const std::vector<held_buffer>& means,
+                          packed_layout wire, neighborhood links) {
+  std::vector<held_buffer> temporaries;
+  auto exchange = context.exchange();
+  for (const edge& destination : links.destinations)
+    exchange.send(
+        as_bytes(message_of(context, means, wire, destination.weight, temporaries), wire.bytes),
+        destination.rank);
+  arrivals arrived;
   for (const edge& source : links.sources) {
-    arrived.push_back(temporary(context, mean.count, wire, mean.data));
-    exchange.receive(arrived.back().values, source.rank);
+    arrived.push_back(context.scratch(wire.bytes, means.front().values.data));
+    exchange.receive(as_bytes(arrived.back().data(), wire.bytes), source.rank);
   }
   auto transfer = std::move(exchange).submit();
   co_await transfer;
 
-  std::vector<kernel::weighted_input> inputs;
-  for (std::size_t i = 0; i < arrived.size(); ++i) {
-    if (rounded) arrived[i] = converted(context, arrived[i].values, mean.type);
-    inputs.push_back({links.sources[i].weight, arrived[i].values.data});
+  for (std::size_t i = 0; i < means.size(); ++i) {
+    const auto& [offset, count, type] = wire.segments[i];
+    const mutable_buffer mean = means[i].values;
+    std::vector<kernel::weighted_input> inputs;
+    for (std::size_t k = 0; k < arrived.size(); ++k) {
+      const_buffer slice{arrived[k].data() + offset, count, type};
+      if (type != mean.type)
+        slice = temporaries.emplace_back(converted(context, slice, mean.type)).values;
+      inputs.push_back({links.sources[k].weight, slice.data});
+    }
+    context.compute().mix(mean, links.self_weight, mean, inputs);
   }
-  context.compute().mix(mean, links.self_weight, mean, inputs);
 }
 
-/// Averages inside machines, mixes between them, slice by slice: local rank l of every machine
-/// works on slice l of the values.
-///
-/// \param links  between ranks of one local number, see `links_between_machines`.
-template <backend Backend, class Owner>
-task hierarchical_task(operation_context<Backend> context, const_buffer in, mutable_buffer out,
-                       neighborhood links, [[maybe_unused]] Owner owner) {
+/// Completes `whole`, in which every rank of the machine has its own slice.
+template <backend Backend>
+task share_slices(operation_context<Backend> context, mutable_buffer whole) {
   const auto& members = context.layout().members(context.layout().machine_rank());
   const auto parts = static_cast<std::int64_t>(members.size());
   const auto self = std::int64_t{context.layout().local_rank()};
-  if (parts > 1) context.count_collective(allreduce_bytes(in.bytes(), parts));
-
-  const auto computed = is_half(in.type) ? dtype::float32 : in.type;
-  const auto slice = temporary(context, part_of(in, self, parts).count, computed, in.data);
-  auto averaging = machine_mean(context, in, slice.values);
-  co_await std::move(averaging);
-  auto mixing = mix_between_machines(context, slice.values, in.type, std::move(links));
-  co_await std::move(mixing);
-
-  // `out` may be `in`, which stays as it is until everything has arrived.
-  const auto result = temporary(context, in.count, in.type, in.data);
-  const mutable_buffer own = part_of(result.values, self, parts);
-  if (computed == in.type)
-    context.compute().copy(slice.values, own);
-  else
-    context.compute().convert(own, slice.values);
-  auto sharing = context.exchange(traffic_kind::part);
+  auto exchange = context.exchange(traffic_kind::part);
   for (std::int64_t i = 0; i < parts; ++i) {
     if (i == self) continue;
     const int peer = members[static_cast<std::size_t>(i)];
-    sharing.receive(part_of(result.values, i, parts), peer);
-    sharing.send(own, peer);
+    exchange.receive(part_of(whole, i, parts), peer);
+    exchange.send(part_of(whole, self, parts), peer);
   }
-  auto shared = std::move(sharing).submit();
-  co_await shared;
-  context.compute().copy(result.values, out);
+  auto transfer = std::move(exchange).submit();
+  co_await transfer;
+}
+
+/// One of several arrays to average; `out` may be `in`.
+struct averaged_array {
+  const_buffer in;
+  mutable_buffer out;
+};
+
+/// Averages arrays inside machines, mixes them between machines, slice by slice: local rank l of
+/// every machine works on slice l of each array.
+///
+/// \param links  between ranks of one local number, see `links_between_machines`.
+template <backend Backend, class Owner>
+task hierarchical_task(operation_context<Backend> context, std::vector<averaged_array> arrays,
+                       neighborhood links, [[maybe_unused]] Owner owner) {
+  if (arrays.empty()) co_return;
+  const auto parts = std::int64_t{context.layout().local_size()};
+  const auto self = std::int64_t{context.layout().local_rank()};
+  std::vector<held_buffer> means;
+  packed_layout wire;
+  for (const auto& [in, out] : arrays) {
+    if (parts > 1) context.count_collective(allreduce_bytes(in.bytes(), parts));
+    const auto count = part_of(in, self, parts).count;
+    const auto computed = is_half(in.type) ? dtype::float32 : in.type;
+    means.push_back(temporary(context, count, computed, in.data));
+    wire.add(count, in.type);
+    auto averaging = machine_mean(context, in, means.back().values);
+    co_await std::move(averaging);
+  }
+  auto mixing = mix_between_machines(context, means, wire, std::move(links));
+  co_await std::move(mixing);
+
+  // What may be an input stays as it is until everything has arrived.
+  std::vector<held_buffer> results;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const const_buffer in = arrays[i].in;
+    results.push_back(temporary(context, in.count, in.type, in.data));
+    const mutable_buffer whole = results.back().values;
+    const mutable_buffer own = part_of(whole, self, parts);
+    if (own.type == means[i].values.type)
+      context.compute().copy(means[i].values, own);
+    else
+      context.compute().convert(own, means[i].values);
+    auto sharing = share_slices(context, whole);
+    co_await std::move(sharing);
+  }
+  for (std::size_t i = 0; i < arrays.size(); ++i)
+    context.compute().copy(results[i].values, arrays[i].out);
+}
+
+/// The same for one array.
+template <backend Backend, class Owner>
+[[nodiscard]] task hierarchical_task(operation_context<Backend> context, const_buffer in,
+                                     mutable_buffer out, neighborhood links, Owner owner) {
+  return hierarchical_task(std::move(context), std::vector{averaged_array{in, out}},
+                           std::move(links), std::move(owner));
 }
 
 }  // namespace detail

@@ -47,14 +47,15 @@ template <backend Backend, neighbor_links Links>
     return hierarchical_neighbor_allreduce(comm, std::span<const at::Tensor>(gradients),
                                            transposed(machines));
   });
-  return tensor_call{
-      std::move(description), tensors.out, [tensors, own](operation_context<Backend> context) {
-        auto parcels = parcels_by_type(context, tensors.in, tensors.out);
-        std::vector<task> works;
-        for (const parcel& each : parcels)
-          works.push_back(hierarchical_task(context, each.in(), each.out(), own, nullptr));
-        return carry(context, std::move(works), std::move(parcels));
-      }};
+  return tensor_call{std::move(description), tensors.out,
+                     [tensors, own](operation_context<Backend> context) {
+                       auto parcels = parcels_by_type(context, tensors.in, tensors.out);
+                       std::vector<averaged_array> arrays;
+                       for (const parcel& each : parcels) arrays.push_back({each.in(), each.out()});
+                       std::vector<task> works;
+                       works.push_back(hierarchical_task(context, std::move(arrays), own, nullptr));
+                       return carry(context, std::move(works), std::move(parcels));
+                     }};
 }
 
 }  // namespace detail
@@ -143,7 +144,8 @@ request<at::Tensor> hierarchical_neighbor_allreduce_nonblocking_(communicator<Ba
                                                       topology::exponential(comm.machine_size()));
 }
 
-/// Averages many tensors hierarchically: one message per element type and neighbour, however many.
+/// Averages many tensors hierarchically: one message per neighbour machine, however many tensors of
+/// however many types.
 /// \param tensors  of types and shapes that are the same on every rank.
 /// \return the results, in the order of `tensors`.
 template <backend Backend, neighbor_links Links>
