@@ -118,6 +118,34 @@ at::Tensor trained(Comm& comm, std::int64_t bucket_bytes) {
   return flatten(*net);
 }
 
+template <class Case, class Comm>
+void compare_with_whole(Comm& comm) {
+  using inner = typename Case::type;
+  const auto expected = trained<whole<inner>, Case>(comm, 25 << 20);
+  require_same(trained<inner, Case>(comm, 1), expected);
+  require_same(trained<inner, Case>(comm, 700), expected);
+  require_same(trained<inner, Case>(comm, 25 << 20), expected);
+}
+
+template <class Case, class Comm>
+void compare_with_mean_gradient(Comm& comm) {
+  using inner = typename Case::type;
+  mlp net = make_mlp(0), alone = make_mlp(0);
+  optim::gradient_allreduce optimizer(inner(net->parameters(), Case::options()), net, comm);
+  inner reference(alone->parameters(), Case::options());
+  for (int step = 0; step < 5; ++step) {
+    optimizer.zero_grad();
+    loss_in_step(step)(net, comm.rank()).backward();
+    optimizer.step();
+    reference.zero_grad();
+    at::Tensor sum = torch::zeros({}, at::kDouble);
+    for (int rank = 0; rank < comm.size(); ++rank) sum = sum + loss_in_step(step)(alone, rank);
+    (sum / comm.size()).backward();
+    reference.step();
+    require_close(flatten(*net), flatten(*alone), 1e-9);
+  }
+}
+
 }  // namespace
 
 RANKS_TEST("SGD with momentum under both averaging optimizers does what it does alone, averaged",
@@ -128,42 +156,42 @@ RANKS_TEST("an optimizer of one's own is stepped whole", "[optim][any]") {
   compare_both<case_own>(comm);
 }
 
-TEMPLATE_TEST_CASE("the other optimizers of torch do what they do alone, averaged",
+TEMPLATE_TEST_CASE("the other optimizers of torch do what they do alone, averaged (threads)",
                    "[optim][any][thread]", case_adam, case_adamw, case_rmsprop, case_adagrad) {
   for (const int ranks : {1, 3, 4})
     run_threads(ranks, [](communicator<thread_backend>& comm) { compare_both<TestType>(comm); });
 }
 
-TEMPLATE_TEST_CASE("a step bucket by bucket is the whole step bit for bit", "[optim][any][thread]",
-                   case_sgd, case_adam, case_adamw, case_rmsprop, case_adagrad) {
-  using inner = typename TestType::type;
-  run_threads(4, [](communicator<thread_backend>& comm) {
-    const auto expected = trained<whole<inner>, TestType>(comm, 25 << 20);
-    require_same(trained<inner, TestType>(comm, 1), expected);
-    require_same(trained<inner, TestType>(comm, 700), expected);
-    require_same(trained<inner, TestType>(comm, 25 << 20), expected);
-  });
+TEMPLATE_TEST_CASE("a step bucket by bucket is the whole step bit for bit (threads)",
+                   "[optim][any][thread]", case_sgd, case_adam, case_adamw, case_rmsprop,
+                   case_adagrad) {
+  run_threads(4, [](communicator<thread_backend>& comm) { compare_with_whole<TestType>(comm); });
 }
 
-TEMPLATE_TEST_CASE("gradient_allreduce steps any optimizer with the mean gradient",
+TEMPLATE_TEST_CASE("gradient_allreduce steps any optimizer with the mean gradient (threads)",
                    "[optim][any][thread]", case_sgd, case_adam, case_adamw, case_rmsprop,
                    case_adagrad, case_own) {
-  using inner = typename TestType::type;
   for (const int ranks : {1, 3})
     run_threads(ranks, [](communicator<thread_backend>& comm) {
-      mlp net = make_mlp(0), alone = make_mlp(0);
-      optim::gradient_allreduce optimizer(inner(net->parameters(), TestType::options()), net, comm);
-      inner reference(alone->parameters(), TestType::options());
-      for (int step = 0; step < 5; ++step) {
-        optimizer.zero_grad();
-        loss_in_step(step)(net, comm.rank()).backward();
-        optimizer.step();
-        reference.zero_grad();
-        at::Tensor sum = torch::zeros({}, at::kDouble);
-        for (int rank = 0; rank < comm.size(); ++rank) sum = sum + loss_in_step(step)(alone, rank);
-        (sum / comm.size()).backward();
-        reference.step();
-        require_close(flatten(*net), flatten(*alone), 1e-9);
-      }
+      compare_with_mean_gradient<TestType>(comm);
     });
 }
+
+#ifdef BLUEFOG_TEST_MPI
+TEMPLATE_TEST_CASE("the other optimizers of torch do what they do alone, averaged (MPI)",
+                   "[optim][any][mpi]", case_adam, case_adamw, case_rmsprop, case_adagrad) {
+  on_mpi([](auto& comm) { compare_both<TestType>(comm); });
+}
+
+TEMPLATE_TEST_CASE("a step bucket by bucket is the whole step bit for bit (MPI)",
+                   "[optim][any][mpi]", case_sgd, case_adam, case_adamw, case_rmsprop,
+                   case_adagrad) {
+  on_mpi([](auto& comm) { compare_with_whole<TestType>(comm); });
+}
+
+TEMPLATE_TEST_CASE("gradient_allreduce steps any optimizer with the mean gradient (MPI)",
+                   "[optim][any][mpi]", case_sgd, case_adam, case_adamw, case_rmsprop, case_adagrad,
+                   case_own) {
+  on_mpi([](auto& comm) { compare_with_mean_gradient<TestType>(comm); });
+}
+#endif
