@@ -53,7 +53,8 @@ class flat_parameters {
   [[nodiscard]] at::Tensor part(const flat_tensors& flat, std::size_t index) const {
     const at::Tensor& parameter = arena_.tensor(index);
     const auto place = arena_.range_of(index);
-    return part_of_tensor(flat[place.block], place.begin, parameter.sizes(), parameter.strides());
+    return bluefog::detail::part_of_tensor(flat[place.block], place.begin, parameter.sizes(),
+                                           parameter.strides());
   }
 
   /// Moves the parameters by `change`.

@@ -89,8 +89,9 @@ class gradient_buckets {
           at::zeros({each.count + flags}, at::TensorOptions().dtype(each.type).device(each.device));
       each.missing = each.members.size();
       for (member& owner : each.members)
-        owner.slot = part_of_tensor(each.flat, places_[owner.index].begin, owner.parameter.sizes(),
-                                    dense_strides(owner.parameter));
+        owner.slot = bluefog::detail::part_of_tensor(
+            each.flat, places_[owner.index].begin, owner.parameter.sizes(),
+            bluefog::detail::dense_strides(owner.parameter));
     }
   }
 

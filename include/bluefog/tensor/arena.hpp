@@ -58,7 +58,7 @@ class parameter_arena {
       auto& target = block_for(tensor);
       const auto aligned = round_up(target.count, alignment / tensor.element_size());
       slots_.push_back({name, tensor, static_cast<std::size_t>(&target - blocks_.data()), aligned,
-                        dense_strides(tensor)});
+                        detail::dense_strides(tensor)});
       target.count = aligned + tensor.numel();
     }
     const c10::AutoGradMode no_grad(false);
@@ -179,7 +179,8 @@ class parameter_arena {
 
   void attach(slot& it) {
     if (it.tensor.numel() == 0) return;
-    const at::Tensor part = part_of_tensor(blocks_[it.block].flat, it.begin, it.sizes, it.strides);
+    const at::Tensor part =
+        detail::part_of_tensor(blocks_[it.block].flat, it.begin, it.sizes, it.strides);
     part.copy_(it.tensor);
     it.tensor.set_data(part);
   }

@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
-namespace bluefog {
+namespace bluefog::detail {
 
 /// \return the strides of `tensor` if it is dense, else those of a contiguous tensor of its shape.
 [[nodiscard]] inline std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
@@ -31,4 +31,4 @@ namespace bluefog {
       flat.device());
 }
 
-}  // namespace bluefog
+}  // namespace bluefog::detail
