@@ -183,7 +183,7 @@ TEST_CASE("an abort from which NCCL does not come back holds up nobody for ever"
     std::this_thread::sleep_for(1ms);
   CHECK(stand_in::living_objects() > before);
   CHECK(stand_in::living_objects() <= before + left_behind);
-  CHECK(transfers_left_behind.exchange(false));
+  CHECK(bluefog::detail::transfers_left_behind.exchange(false));
 }
 
 TEST_CASE("a communicator whose end fails is destroyed all the same", "[nccl][errors]") {

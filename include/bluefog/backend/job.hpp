@@ -57,10 +57,10 @@ class job {
         label_.tag.lane == channel::group ? home_->silent(label_.tag.number) : std::vector<int>{};
     if (peers.empty() && silent.empty()) return "for ranks that the transport does not know";
     std::string text;
-    if (!peers.empty()) text = "for " + ranks_text(peers);
+    if (!peers.empty()) text = "for " + detail::ranks_text(peers);
     if (!silent.empty())
-      text +=
-          (text.empty() ? "for those not heard from: " : "; not heard from ") + ranks_text(silent);
+      text += (text.empty() ? "for those not heard from: " : "; not heard from ") +
+              detail::ranks_text(silent);
     return text;
   }
 

@@ -26,6 +26,8 @@ struct operation_label {
                        label.tag.number, ")");
 }
 
+namespace detail {
+
 /// \return e.g. "rank 3" or "ranks 0, 2, 5".
 [[nodiscard]] inline std::string ranks_text(std::span<const int> ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -33,5 +35,7 @@ struct operation_label {
     text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
   return text;
 }
+
+}  // namespace detail
 
 }  // namespace bluefog

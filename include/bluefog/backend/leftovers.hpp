@@ -13,11 +13,15 @@
 
 namespace bluefog {
 
+namespace detail {
+
 /// Whether this process has given up transfers that its transport never let go of.
 ///
 /// Their memory is kept until the process ends, and a transport that waits for all transfers when
 /// it is closed (MPI_Finalize) would wait for ever.
 inline std::atomic<bool> transfers_left_behind = false;
+
+}  // namespace detail
 
 /// Operations that were given up while the transport still had their memory. Any thread may call
 /// any function.
@@ -34,7 +38,7 @@ class leftovers {
     backoff pause(waiting::background);
     while (!sweep()) {
       if (std::chrono::steady_clock::now() > deadline) {
-        transfers_left_behind = true;
+        detail::transfers_left_behind = true;
         detail::keep_for_ever(std::move(tasks_));
         return;
       }

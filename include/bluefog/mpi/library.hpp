@@ -149,7 +149,7 @@ class library {
     if (aborting_ || !is_running()) return;
     if (unwound_) abort_job("an exception ended the communicator; ending the job");
     if (given_up_) abort_job("the program ends after an operation was given up; ending the job");
-    if (in_flight_ > 0 || transfers_left_behind)
+    if (in_flight_ > 0 || bluefog::detail::transfers_left_behind)
       abort_job("the program ends with transfers that never ended; ending the job");
     if (aborting_) return;
     static_cast<void>(MPI_Finalize());  // at exit nobody is left to be told of a failure

@@ -93,7 +93,8 @@ class operation {
       const auto inside = connection_->enter();
       connection_->abort(peers_.empty()
                              ? "an operation of all ranks was given up"
-                             : "an operation with " + ranks_text(peers_) + " was given up");
+                             : "an operation with " + bluefog::detail::ranks_text(peers_) +
+                                   " was given up");
     } catch (...) {  // the device is gone, and what worked on it
       active_ = false;
     }
