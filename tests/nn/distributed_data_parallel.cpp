@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -444,14 +445,16 @@ RANKS_TEST("a reloaded module goes on", "[nn][ddp][saving]") {
   require_close(model->first->weight.grad(), other->first->weight.grad(), 1e-14);
 }
 
-RANKS_TEST("parameters frozen on all ranks rest, on one rank only are an error on all",
-           "[nn][ddp][frozen]") {
+namespace {
+
+template <class Comm>
+void freeze(Comm& comm, std::int64_t bucket_bytes) {
   const int n = comm.size();
-  bag model({"a", "b"});
-  distributed_data_parallel net(model, comm);
+  bag model({"a", "b", "c"});
+  distributed_data_parallel net(model, comm, {.bucket_bytes = bucket_bytes});
   const auto backward = [&] {
     model.zero_grad();
-    (model["a"] * (1.0 + comm.rank()) + model["b"]).sum().backward();
+    (model["a"] * (1.0 + comm.rank()) + model["b"] + model["c"]).sum().backward();
     require_near(model["a"].grad().template item<double>(), mean_of_ranks(n, 1, 1), 1e-14);
   };
   backward();
@@ -464,7 +467,9 @@ RANKS_TEST("parameters frozen on all ranks rest, on one rank only are an error o
   if (n == 1) return;
   const int odd = n - 1;
   if (comm.rank() == odd) model["b"].requires_grad_(false);
+  const auto start = std::chrono::steady_clock::now();
   const auto text = require_throws<mismatch_error>(backward);
+  require(std::chrono::steady_clock::now() - start < std::chrono::seconds(2), "too late");
   require_contains(text, "distributed_data_parallel: ranks differ");
   require_contains(text, "\"b\" Double [1] strides [1] on rank 0");
   require_contains(text, "without gradient on rank " + std::to_string(odd));
@@ -474,6 +479,13 @@ RANKS_TEST("parameters frozen on all ranks rest, on one rank only are an error o
   require_contains(require_throws<mismatch_error>(backward), "parameter 1 is \"b\"");
   model["b"].requires_grad_(false);
   backward();
+}
+
+}  // namespace
+
+RANKS_TEST("parameters frozen on all ranks rest, on one rank only are an error on all",
+           "[nn][ddp][frozen]") {
+  for (const std::int64_t bytes : {25 << 20, 8}) freeze(comm, bytes);  // one bucket, or three
 }
 
 RANKS_TEST("a backward that fails on all ranks is made anew, one on some ranks is an error on all",
