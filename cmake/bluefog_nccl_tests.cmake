@@ -51,10 +51,13 @@ function(_bluefog_add_stand_in_test name executable)
 endfunction()
 
 file(GLOB _bluefog_own CONFIGURE_DEPENDS "${_bluefog_test_directory}/nccl/*.cpp")
-# All shared tests in one kind of build: elsewhere their compilation would cost more than they find.
+# The shared tests in one kind of build: elsewhere their compilation would cost more than they find, the
+# more as nccl/operations.cpp has every operation in all of them. Left out are backend/layout, which does
+# not communicate, and collective/chunking, which is about MPI's counts.
 set(_bluefog_shared "")
 if(BLUEFOG_SANITIZER STREQUAL "" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  set(_bluefog_shared collective/allgather collective/allreduce collective/any_of collective/barrier
+  set(_bluefog_shared backend/engine
+    collective/allgather collective/allreduce collective/any_of collective/barrier
     collective/broadcast collective/broadcast_object collective/check_mode collective/requests
     neighbor/allgather neighbor/allreduce neighbor/hierarchical_allreduce neighbor/inference
     neighbor/pair_gossip neighbor/refusals)
@@ -94,7 +97,13 @@ if(NOT BLUEFOG_SANITIZER)
 endif()
 
 if(BLUEFOG_WITH_TORCH)
-  _bluefog_add_stand_in_test(nccl.tensors test_nccl_tensors "${_bluefog_test_directory}/nccl/tensors/tensors.cpp"
-    "${_bluefog_test_directory}/nccl/tensors/devices.cpp")
+  file(GLOB _bluefog_own CONFIGURE_DEPENDS "${_bluefog_test_directory}/nccl/tensors/*.cpp")
+  set(_bluefog_shared "")
+  if(BLUEFOG_SANITIZER STREQUAL "")
+    set(_bluefog_shared tensor/autograd tensor/operations tensor/parameters)
+  endif()
+  list(TRANSFORM _bluefog_shared REPLACE "(.+)" "${_bluefog_test_directory}/\\1.cpp")
+  _bluefog_add_stand_in_test(nccl.tensors test_nccl_tensors ${_bluefog_own} ${_bluefog_shared})
   target_link_libraries(test_nccl_tensors PRIVATE bluefog::torch)
+  _bluefog_precompile(test_nccl_tensors)
 endif()

@@ -79,17 +79,25 @@ function(_bluefog_test_executable variable layer target main labels)
   set(${variable} TRUE PARENT_SCOPE)
 endfunction()
 
-# Lets the tests that use torch share one precompiled <torch/torch.h>, which costs more than they do.
+# Lets the tests that use torch share one precompiled <torch/torch.h>, which costs more than they do. It
+# belongs to a target that defines nothing but what libtorch needs: whoever defines more can use it, too.
 function(_bluefog_precompile target)
-  get_property(first GLOBAL PROPERTY BLUEFOG_PRECOMPILED)
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(${target} PRIVATE -fpch-preprocess)  # for ccache
+  if(NOT TARGET bluefog_test_torch)
+    file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/generated/torch.cpp" CONTENT "")
+    add_library(bluefog_test_torch OBJECT "${CMAKE_CURRENT_BINARY_DIR}/generated/torch.cpp")
+    target_link_libraries(bluefog_test_torch PRIVATE bluefog::torch ${BLUEFOG_CATCH} bluefog_warnings)
+    target_include_directories(bluefog_test_torch PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+    target_compile_options(bluefog_test_torch PRIVATE $<$<CONFIG:Release>:-O1>)
+    target_precompile_headers(bluefog_test_torch PRIVATE <torch/torch.h> <support/catch.hpp>)
+    _bluefog_preprocess_precompiled(bluefog_test_torch)
   endif()
-  if(first)
-    target_precompile_headers(${target} REUSE_FROM ${first})
-  else()
-    target_precompile_headers(${target} PRIVATE <torch/torch.h> <support/catch.hpp>)
-    set_property(GLOBAL PROPERTY BLUEFOG_PRECOMPILED ${target})
+  target_precompile_headers(${target} REUSE_FROM bluefog_test_torch)
+  _bluefog_preprocess_precompiled(${target})
+endfunction()
+
+function(_bluefog_preprocess_precompiled target)  # for ccache
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${target} PRIVATE -fpch-preprocess)
   endif()
 endfunction()
 
