@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <thread>
 
-namespace bluefog {
+namespace bluefog::detail {
 
 /// Who waits: a caller that has nothing else to do, or a thread beside the caller's computation.
 enum class waiting : std::uint8_t { foreground, background };
@@ -53,4 +53,4 @@ class backoff {
   int round_ = 0;
 };
 
-}  // namespace bluefog
+}  // namespace bluefog::detail

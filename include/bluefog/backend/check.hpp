@@ -163,9 +163,9 @@ template <backend Backend>
 task checked(operation_context<Backend> context, call_description call, std::vector<int> ranks,
              task work) {
   const bool ordered = !call.peer;
-  if (ordered) co_await order::hold;
+  if (ordered) co_await detail::order::hold;
   co_await verify(context, std::move(call), std::move(ranks));
-  if (ordered) co_await order::release;
+  if (ordered) co_await detail::order::release;
   co_await std::move(work);
 }
 

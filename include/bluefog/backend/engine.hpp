@@ -57,7 +57,7 @@ class engine {
       wait(*it);
     } else {
       it->begin();
-      backoff pause(waiting::foreground);
+      detail::backoff pause(detail::waiting::foreground);
       supervisor watch;
       while (!it->work_.advance()) {
         pause.pause();
@@ -106,7 +106,7 @@ class engine {
   bool wait(const job& it, InVain in_vain = {}) {
     if (it.over()) return true;
     waiters_.fetch_add(1);
-    backoff pause(waiting::foreground);
+    detail::backoff pause(detail::waiting::foreground);
     while (!it.over() && !(pause.slow() && in_vain())) {
       if (drives()) try_pass(pause.slow());
       if (!it.over()) pause.pause();
@@ -120,7 +120,7 @@ class engine {
 
   /// Returns when `home` has nothing outstanding, or gives all of it up at once.
   void drain(const lane& home, bool give_up) {
-    backoff pause(waiting::foreground);
+    detail::backoff pause(detail::waiting::foreground);
     while (home.outstanding_.load() > 0) {
       if (const std::scoped_lock drive(driving_); give_up)
         abandon(home);
@@ -247,7 +247,7 @@ class engine {
 
   // The communication thread.
   void serve() {
-    backoff pause(waiting::background);
+    detail::backoff pause(detail::waiting::background);
     std::unique_lock lock(mutex_);
     while (!stopping_) {
       const auto wanted = [&] {

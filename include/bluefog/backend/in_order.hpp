@@ -16,7 +16,7 @@ namespace bluefog {
 /// \param called  when the program called the operation, as the transport marked it.
 template <device_backend Backend, class Moment>
 task in_order(operation_context<Backend> context, Moment called, task work) {
-  co_await order::hold;
+  co_await detail::order::hold;
   context.transport().follow(std::move(called));
   std::exception_ptr failure;
   try {
@@ -27,7 +27,7 @@ task in_order(operation_context<Backend> context, Moment called, task work) {
   // Also after a failure: what the device still does, it does with the caller's memory.
   try {
     auto rest = context.transport().finished();
-    co_await order::release;
+    co_await detail::order::release;
     co_await rest;
   } catch (...) {
     if (!failure) failure = std::current_exception();

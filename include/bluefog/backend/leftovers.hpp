@@ -35,7 +35,7 @@ class leftovers {
   leftovers& operator=(const leftovers&) = delete;
   ~leftovers() {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-    backoff pause(waiting::background);
+    detail::backoff pause(detail::waiting::background);
     while (!sweep()) {
       if (std::chrono::steady_clock::now() > deadline) {
         detail::transfers_left_behind = true;

@@ -11,12 +11,16 @@
 
 namespace bluefog {
 
+namespace detail {
+
 /// Whether operations issued later on the same communicator may start before this one is over.
 ///
 /// They may, by default, once this one has started. An algorithm that issues native collectives
 /// after its first wait has to `co_await order::hold` first and `co_await order::release` after the
 /// last of them, or ranks would issue them in different orders.
 enum class order : std::uint8_t { hold, release };
+
+}  // namespace detail
 
 /// A reference to any pending operation. Borrows it.
 class pending_reference {
@@ -163,8 +167,8 @@ class task::promise_type {
     return inner_completion{*outermost_, std::move(inner)};
   }
 
-  [[nodiscard]] std::suspend_never await_transform(order change) noexcept {
-    outermost_->holds_ += change == order::hold ? 1 : -1;
+  [[nodiscard]] std::suspend_never await_transform(detail::order change) noexcept {
+    outermost_->holds_ += change == detail::order::hold ? 1 : -1;
     return {};
   }
 
