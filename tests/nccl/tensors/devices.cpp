@@ -12,9 +12,7 @@
 #include <bluefog/thread.hpp>
 #include <bluefog/topology.hpp>
 
-#include "gpu/program/mirror_backend.hpp"
-#include "gpu/tensors.hpp"
-#include "gpu/training.hpp"
+#include "gpu/program/tensors.hpp"
 #include "nccl/support.hpp"
 #include "nccl/tensors/device_tensors.hpp"
 
@@ -101,6 +99,12 @@ TEST_CASE("gradients are scaled and converted in one pass before their journey, 
       CHECK(passes == 2);
       counted.elements = -1;
     }
+}
+
+TEST_CASE("gradients of several types and devices are unscaled, and what is not finite is noticed",
+          "[nccl][amp]") {
+  CHECK(gpu::program::unscale() == 0);
+  CHECK(stand_in::broken_rules() == "");
 }
 
 TEST_CASE("what is sent to a mirror comes back", "[nccl][tensor]") {
