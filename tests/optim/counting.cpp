@@ -299,6 +299,81 @@ RANKS_TEST("two models in one optimizer make one pass together", "[optim][counti
     }
 }
 
+RANKS_TEST("two models with local steps, in one optimizer or in one each, communicate by the rule",
+           "[optim][counting]") {
+  if (comm.size() > 4) return;  // long enough
+  // Plays a program a window's part at a time, each ending with a step.
+  const auto parts_of = [](std::string_view program, int passes) {
+    std::vector<std::string> parts(1);
+    for (const char each : by_rule(program, passes).first) {
+      parts.back() += each;
+      if (each != 'F') parts.emplace_back();
+    }
+    parts.pop_back();
+    return parts;
+  };
+  const auto communications = [](const std::vector<std::string>& parts) {
+    return std::ranges::count_if(parts, [](const auto& part) { return part.back() == 'S'; });
+  };
+  const auto require_bytes = [&](const auto& optimizer, std::int64_t sent, std::int64_t wanted) {
+    if constexpr (requires { optimizer.round(); })
+      require_equal(sent, comm.size() == 1 ? 0 : wanted);
+    else
+      require((sent > 0) == (wanted > 0 && comm.size() > 1), "only S sends");
+  };
+  constexpr std::int64_t two_models = 2 * one_model + 48;  // the second begins at a multiple of 64
+  constexpr std::string_view first_program = "FsFsFFsFsFsFs", second_program = "FFsFsFsFFsFs";
+  for (int kind = 0; kind < kinds; ++kind)
+    for (const int passes : {1, 2, 3, 4}) {
+      const bool by_forward = wrappers[kind].by_forward;
+      captured_log log;
+      mlp first = make_mlp(1), second = make_mlp(2);
+      const auto bytes = [&] { return comm.statistics().bytes_sent; };
+      {  // in one: each pass is one of both
+        auto both = first->parameters();
+        for (const auto& each : second->parameters()) both.push_back(each);
+        torch::nn::Module nameless;
+        auto* const names = &nameless;
+        const auto play_both = [&](auto& optimizer) {
+          for (const auto& part : parts_of(first_program, passes)) {
+            const auto before = bytes();
+            for (const char each : part) {
+              const auto answer = [&](mlp& net) {
+                const auto input = values({4, 5}, comm.rank());
+                return by_forward ? optimizer.forward(net, input) : net->forward(input);
+              };
+              if (each == 'F') (loss_of(answer(first), 1) + loss_of(answer(second), 2)).backward();
+            }
+            optimizer.step();
+            optimizer.zero_grad();
+            require_equal(optimizer.passes_since_communication() == 0, part.back() == 'S');
+            require_bytes(optimizer, bytes() - before, part.back() == 'S' ? two_models : 0);
+          }
+        };
+        with_wrapper(kind, names, comm, passes, play_both, both);
+      }
+      // In one each, with windows of other lengths.
+      const auto parts = parts_of(first_program, passes);
+      const auto others = parts_of(second_program, 5 - passes);
+      const auto play_each = [&](auto& optimizer) {
+        const auto play_other = [&](auto& other) {
+          const auto before = bytes();
+          for (std::size_t i = 0; i < std::max(parts.size(), others.size()); ++i) {
+            if (i < parts.size()) play(optimizer, first, comm, parts[i], by_forward);
+            if (i < others.size()) play(other, second, comm, others[i], by_forward);
+          }
+          require_bytes(optimizer, bytes() - before,
+                        (communications(parts) + communications(others)) * one_model);
+        };
+        with_wrapper(kind, second, comm, 5 - passes, play_other);
+      };
+      with_wrapper(kind, first, comm, passes, play_each);
+      const int overrun = by_rule(first_program, passes).second,
+                overrun_too = by_rule(second_program, 5 - passes).second;
+      require_equal(log.count("a step() has to follow every"), 2 * overrun + overrun_too);
+    }
+}
+
 RANKS_TEST("a generator and a discriminator with a wrapper each, one stepping more often",
            "[optim][counting]") {
   if (comm.size() > 4) return;  // long enough
@@ -599,37 +674,6 @@ RANKS_TEST("what communicates can change between steps", "[optim][communication]
   require_close(flatten(*net), mean, 1e-12);
 }
 
-namespace {
-
-/// On four ranks, of which two make a machine.
-template <class Comm>
-void average_machines(Comm& comm) {
-  if (comm.size() != 4) return;
-  mlp net = make_mlp(comm.rank());
-  adapt_then_combine optimizer(
-      SGD(net->parameters(), 0.0), net, comm,
-      {.communication = communication_type::hierarchical_neighbor_allreduce});
-  play(optimizer, net, comm, "FS", false);
-  at::Tensor mean = torch::zeros_like(flatten(*net));
-  for (int rank = 0; rank < 4; ++rank) mean += flatten(*make_mlp(rank)) / 4;
-  require_close(flatten(*net), mean, 1e-12);
-  require_equal(optimizer.round(), std::int64_t{1});
-  const auto text = require_throws<usage_error>(
-      [&] { optimizer.communication(communication_type::neighbor_allreduce); });
-  require_contains(text, "2 ranks");
-}
-
-}  // namespace
-
-TEST_CASE("machines average as one, hierarchically (threads)", "[optim][communication][thread]") {
-  on_threads([](auto& comm) { average_machines(comm); }, {.nodes_per_machine = 2});
-}
-#ifdef BLUEFOG_TEST_MPI
-TEST_CASE("machines average as one, hierarchically (MPI)", "[optim][communication][mpi]") {
-  on_mpi([](auto& comm) { average_machines(comm); }, {.nodes_per_machine = 2});
-}
-#endif
-
 RANKS_TEST("one communication can have other neighbours", "[optim][communication]") {
   const int n = comm.size();
   if (n < 2) return;
@@ -679,61 +723,127 @@ class all_flat {
 
 }  // namespace
 
-TEST_CASE("every type of communication does what it is defined to, in any order",
-          "[optim][communication][thread]") {
+namespace {
+
+/// Machines of `per_machine` ranks each, or one of all ranks if they are fewer.
+template <class Comm>
+void average_machines(Comm& comm, int per_machine) {
+  const int n = comm.size();
+  per_machine = std::min(per_machine, n);
+  mlp net = make_mlp(comm.rank());
+  const auto wrap = [&] {
+    return adapt_then_combine(
+        SGD(net->parameters(), 0.0), net, comm,
+        {.communication = communication_type::hierarchical_neighbor_allreduce});
+  };
+  if (n % per_machine != 0) {
+    require_contains(require_throws<usage_error>(wrap), "machines differ");
+    return;
+  }
+  auto optimizer = wrap();
+  all_flat all(n);
+  const int machines = n / per_machine;
+  int period = 1;
+  while ((1 << period) < machines) ++period;
+  for (int round = 0; round < 3; ++round) {
+    play(optimizer, net, comm, "FS", false);
+    const int hop = 1 << (round % period);
+    all.mix([&](int i, int j) {
+      const int to = i / per_machine, from = j / per_machine;
+      const int other = (to + machines - hop % machines) % machines;
+      return ((from == to ? 0.5 : 0) + (from == other ? 0.5 : 0)) / per_machine;
+    });
+    require_close(flatten(*net), all.of(comm.rank()), 1e-12);
+  }
+  require_equal(optimizer.round(), std::int64_t{3});
+  if (per_machine == 1) return;
+  const auto text = require_throws<usage_error>(
+      [&] { optimizer.communication(communication_type::neighbor_allreduce); });
+  require_contains(text, concat("the topology has ", machines, " ranks"));
+}
+
+/// Every type of communication over rings to the right, of ranks or of machines.
+template <class Comm>
+void communicate_in_any_order(Comm& comm, int per_machine) {
+  const int n = comm.size();
+  per_machine = std::min(per_machine, n);
+  const int machines = n / per_machine;
+  if (n % per_machine != 0) return;
   constexpr communication_type neighbors = communication_type::neighbor_allreduce,
-                               machines = communication_type::hierarchical_neighbor_allreduce,
+                               hierarchical = communication_type::hierarchical_neighbor_allreduce,
                                everyone = communication_type::allreduce,
                                nobody = communication_type::none;
-  for (const bool combine_first : {true, false})
-    run_threads(6,  // on three machines of two
-                [&](communicator<thread_backend>& comm) {
-                  mlp net = make_mlp(comm.rank());
-                  all_flat all(6);
-                  // A ring to the right, of ranks or of machines.
-                  const auto right = [](int place, int places) {
-                    return neighborhood{.self_weight = 0.75,
-                                        .sources = {{(place + places - 1) % places, 0.25}},
-                                        .destinations = {{(place + 1) % places, 1.0}}};
-                  };
-                  const auto check = [&](auto& optimizer) {
-                    optimizer.on_round([&](std::int64_t) {
-                      return optimizer.communication() == machines
-                                 ? right(comm.machine_rank(), comm.machine_size())
-                                 : right(comm.rank(), comm.size());
-                    });
-                    std::int64_t rounds = 0;
-                    for (const auto type : {neighbors, machines, everyone, nobody, machines,
-                                            neighbors, nobody, neighbors, everyone}) {
-                      optimizer.communication(type);
-                      play(optimizer, net, comm, "FS", false);
-                      all.mix([&](int i, int j) {
-                        if (type == everyone) return 1.0 / 6;
-                        const bool by_machine = type == machines;
-                        const int to = by_machine ? i / 2 : i, from = by_machine ? j / 2 : j;
-                        const int places = by_machine ? 3 : 6;
-                        if (type == nobody) return i == j ? 1.0 : 0.0;
-                        const double weight = to == from                           ? 0.75
-                                              : from == (to + places - 1) % places ? 0.25
-                                                                                   : 0.0;
-                        return by_machine ? weight / 2 : weight;
-                      });
-                      require_close(flatten(*net), all.of(comm.rank()), 1e-12);
-                      rounds += type == neighbors || type == machines ? 1 : 0;
-                      require_equal(optimizer.round(), rounds);
-                    }
-                  };
-                  SGD sgd(net->parameters(), 0.0);
-                  if (combine_first) {
-                    adapt_with_combine optimizer(std::move(sgd), net, comm);
-                    check(optimizer);
-                  } else {
-                    adapt_then_combine optimizer(std::move(sgd), net, comm, {.bucket_bytes = 300});
-                    check(optimizer);
-                  }
-                },
-                {.nodes_per_machine = 2});
+  const auto right = [](int place, int places) {
+    if (places == 1) return neighborhood{};
+    return neighborhood{.self_weight = 0.75,
+                        .sources = {{(place + places - 1) % places, 0.25}},
+                        .destinations = {{(place + 1) % places, 1.0}}};
+  };
+  for (const bool combine_first : {true, false}) {
+    mlp net = make_mlp(comm.rank());
+    all_flat all(n);
+    const auto check = [&](auto& optimizer) {
+      optimizer.on_round([&](std::int64_t) {
+        return optimizer.communication() == hierarchical
+                   ? right(comm.machine_rank(), comm.machine_size())
+                   : right(comm.rank(), comm.size());
+      });
+      std::int64_t rounds = 0;
+      for (const auto type : {neighbors, hierarchical, everyone, nobody, hierarchical, neighbors,
+                              nobody, neighbors, everyone}) {
+        optimizer.communication(type);
+        play(optimizer, net, comm, "FS", false);
+        all.mix([&](int i, int j) {
+          if (type == everyone) return 1.0 / n;
+          if (type == nobody) return i == j ? 1.0 : 0.0;
+          const bool by_machine = type == hierarchical;
+          const int to = by_machine ? i / per_machine : i, from = by_machine ? j / per_machine : j;
+          const int places = by_machine ? machines : n;
+          const double weight = places == 1                          ? 1.0
+                                : to == from                         ? 0.75
+                                : from == (to + places - 1) % places ? 0.25
+                                                                     : 0.0;
+          return by_machine ? weight / per_machine : weight;
+        });
+        require_close(flatten(*net), all.of(comm.rank()), 1e-12);
+        rounds += type == neighbors || type == hierarchical ? 1 : 0;
+        require_equal(optimizer.round(), rounds);
+      }
+    };
+    SGD sgd(net->parameters(), 0.0);
+    if (combine_first) {
+      adapt_with_combine optimizer(std::move(sgd), net, comm);
+      check(optimizer);
+    } else {
+      adapt_then_combine optimizer(std::move(sgd), net, comm, {.bucket_bytes = 300});
+      check(optimizer);
+    }
+  }
 }
+
+}  // namespace
+
+TEST_CASE("machines average as one, hierarchically (threads)", "[optim][communication][thread]") {
+  for (const int each : {1, 2, 3})
+    on_threads([&](auto& comm) { average_machines(comm, each); }, {.nodes_per_machine = each});
+}
+TEST_CASE("every type of communication does what it is defined to, in any order (threads)",
+          "[optim][communication][thread]") {
+  for (const int each : {1, 2})
+    on_threads([&](auto& comm) { communicate_in_any_order(comm, each); },
+               {.nodes_per_machine = each});
+}
+#ifdef BLUEFOG_TEST_MPI
+TEST_CASE("machines average as one, hierarchically (MPI)", "[optim][communication][mpi]") {
+  for (const int each : {1, 2, 3})
+    on_mpi([&](auto& comm) { average_machines(comm, each); }, {.nodes_per_machine = each});
+}
+TEST_CASE("every type of communication does what it is defined to, in any order (MPI)",
+          "[optim][communication][mpi]") {
+  for (const int each : {1, 2})
+    on_mpi([&](auto& comm) { communicate_in_any_order(comm, each); }, {.nodes_per_machine = each});
+}
+#endif
 
 RANKS_TEST("a callback can choose the neighbours of every round, as a schedule does",
            "[optim][communication]") {

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the averaging optimizers hand over to be sent: the parameters where they are.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <bluefog/optim/adapt_then_combine.hpp>
+#include <bluefog/optim/adapt_with_combine.hpp>
+#include <bluefog/thread.hpp>
+#include <bluefog/topology/ring.hpp>
+
+#include "backend/support.hpp"
+#include "support.hpp"
+#include "support/recording_backend.hpp"
+
+namespace {
+
+using namespace bluefog;
+using namespace bluefog_test;
+using torch::optim::SGD;
+
+/// Requires of what was sent in `rounds` communications over a ring that it lies in the parameters'
+/// memory, in as many messages per neighbour as there are buckets.
+template <class Comm>
+void require_in_place(const Comm& comm, outbox& sent, const mlp& net, std::int64_t rounds,
+                      std::int64_t buckets) {
+  const auto messages = sent.take();
+  const auto parameters = net->parameters();
+  const auto begin_of = [](const at::Tensor& each) {
+    return static_cast<const std::byte*>(each.data_ptr());
+  };
+  const std::byte* low = begin_of(parameters.front());
+  const std::byte* high = low;
+  for (const auto& each : parameters) {
+    low = std::min(low, begin_of(each));
+    high = std::max(high, begin_of(each) + each.nbytes());
+  }
+  for (const auto& each : messages)
+    require(low <= each.begin && each.begin + each.bytes <= high, "a copy was sent");
+  for (const int step : {-1, 1}) {
+    const int peer = (comm.rank() + comm.size() + step) % comm.size();
+    if (peer == comm.rank()) continue;
+    require_equal(std::ranges::count(messages, peer, &outbox::message::peer), rounds * buckets);
+    for (const auto& each : parameters) {
+      const std::byte* const begin = begin_of(each);
+      const auto holds = [&](const outbox::message& it) {
+        return it.peer == peer && it.begin <= begin && begin + each.nbytes() <= it.begin + it.bytes;
+      };
+      require_equal(std::ranges::count_if(messages, holds), rounds);
+    }
+  }
+}
+
+template <class Comm>
+void send_in_place(Comm& comm, outbox& sent) {
+  using optim::start;
+  struct packing {
+    std::int64_t bytes;
+    std::int64_t buckets;
+  };
+  // The parameters have 640, 128, 2048, 128, 256 and 16 bytes.
+  for (const auto& [bytes, buckets] : {packing{25 << 20, 1}, packing{700, 4}, packing{1, 6}}) {
+    const topology::ring ring(comm.size());
+    const auto train = [&](auto& optimizer, mlp& net) {
+      static_cast<void>(sent.take());  // from its construction
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        loss_of(optimizer.forward(net, values({4, 5}, step)), step).backward();
+        optimizer.step();
+      }
+      return optimizer.round();
+    };
+    for (const start when :
+         {start::after_step, start::after_forward, start::at_step, start::inside_backward}) {
+      mlp net = make_mlp(comm.rank());
+      std::int64_t rounds = 0;
+      {
+        optim::adapt_with_combine optimizer(SGD(net->parameters(), 0.1), net, comm, ring,
+                                            {.start = when, .bucket_bytes = bytes});
+        rounds = train(optimizer, net);
+      }  // what is on its way arrives
+      require_in_place(comm, sent, net, rounds, buckets);
+    }
+    mlp net = make_mlp(comm.rank());
+    optim::adapt_then_combine optimizer(SGD(net->parameters(), 0.1), net, comm, ring,
+                                        {.bucket_bytes = bytes});
+    const auto rounds = train(optimizer, net);
+    require_equal(rounds, std::int64_t{3});
+    require_in_place(comm, sent, net, rounds, buckets);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("parameters are sent from where they are, in one message per bucket (threads)",
+          "[optim][arena][thread]") {
+  for (const int ranks : {1, 2, 3, 4}) {
+    std::vector<outbox> sent(static_cast<std::size_t>(ranks));
+    const auto of = [&](int rank) -> outbox& { return sent[static_cast<std::size_t>(rank)]; };
+    const auto failures = run_wrapped(
+        ranks,
+        [&](thread_backend inner) {
+          outbox& own = of(inner.rank());
+          return recording_backend<thread_backend>(std::move(inner), own);
+        },
+        [&](auto& comm) { send_in_place(comm, of(comm.rank())); });
+    CHECK(first_text(failures) == "");
+  }
+}
+#ifdef BLUEFOG_TEST_MPI
+TEST_CASE("parameters are sent from where they are, in one message per bucket (MPI)",
+          "[optim][arena][mpi]") {
+  on_mpi([](auto&) {
+    outbox sent;
+    communicator comm(recording_backend<mpi_backend>(mpi_backend(), sent));
+    send_in_place(comm, sent);
+  });
+}
+#endif
