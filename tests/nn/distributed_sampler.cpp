@@ -15,9 +15,11 @@
 #include <torch/data/dataloader.h>
 #include <torch/data/datasets/base.h>
 
+#include <bluefog/collective/any_of.hpp>
+#include <bluefog/collective/broadcast_object.hpp>
 #include <bluefog/nn.hpp>
 
-#include "support/catch.hpp"
+#include "support/ranks.hpp"
 
 namespace nn = bluefog::nn;
 using indices = std::vector<std::size_t>;
@@ -89,6 +91,54 @@ TEST_CASE("the shares of an epoch are disjoint and cover the data set", "[nn][sa
   CHECK(sorted_union(drawn) == first_numbers(count));
   for (const auto& share : drawn)  // as even as they can be
     CHECK(share.size() - count / static_cast<std::size_t>(ranks) <= 1);
+}
+
+RANKS_TEST(
+    "the shares of a communicator's ranks are disjoint, cover the data set and have one length",
+    "[nn][sampler]") {
+  using bluefog_test::require;
+  using bluefog_test::require_equal;
+  const auto n = static_cast<std::size_t>(comm.size());
+  for (const std::size_t count : {std::size_t{1}, std::size_t{24}, std::size_t{29}})
+    for (const auto rest : {nn::remainder::keep, nn::remainder::drop, nn::remainder::pad}) {
+      nn::distributed_sampler sampler(count, comm, {.remainder = rest});
+      for (const std::size_t epoch : {std::size_t{0}, std::size_t{1}}) {
+        sampler.set_epoch(epoch);
+        const auto own = draw(sampler);
+        std::vector<indices> all;
+        for (int root = 0; root < comm.size(); ++root) {
+          const auto share = bluefog::broadcast_object(
+              comm, std::vector<std::int64_t>(own.begin(), own.end()), root);
+          all.emplace_back(share.begin(), share.end());
+        }
+        const auto together = sorted_union(all);
+        const std::set<std::size_t> distinct(together.begin(), together.end());
+        if (rest == nn::remainder::keep) {
+          require(together == first_numbers(count), "each sample once");
+        } else {
+          const bool drops = rest == nn::remainder::drop;
+          for (const auto& share : all)
+            require_equal(share.size(), drops ? count / n : (count + n - 1) / n);
+          require_equal(distinct.size(), drops ? count / n * n : count);
+        }
+      }
+    }
+}
+
+RANKS_TEST("ranks with shares of different lengths agree on when to stop", "[nn][sampler]") {
+  using bluefog_test::require_equal;
+  const std::size_t count = 3 * static_cast<std::size_t>(comm.size()) + 1;  // rank 0 has one more
+  nn::distributed_sampler sampler(count, comm, {.remainder = nn::remainder::keep});
+  require_equal(sampler.size(), std::size_t{comm.rank() == 0 ? 4U : 3U});
+  sampler.set_epoch(0);
+  int own = 0, rounds = 0;
+  for (bool more = true;; ++rounds) {
+    more = more && sampler.next(1).has_value();
+    if (!bluefog::any_of(comm, more)) break;
+    own += more ? 1 : 0;
+  }
+  require_equal(rounds, 4);
+  require_equal(own, comm.rank() == 0 ? 4 : 3);
 }
 
 TEST_CASE("dropping gives equal disjoint shares and leaves out less than one sample per rank",
