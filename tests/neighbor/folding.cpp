@@ -245,8 +245,9 @@ TEST_CASE(
   using faulty = faulty_backend<thread_backend>;
   const log_capture quiet;
   std::atomic<int> failed = 0, completed = 0, recoveries = 0;
-  for (std::uint64_t seed = 0; seed < 16; ++seed) {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
     constexpr int size = 4;
+    const bool lossy = seed % 4 != 0;
     std::barrier<> together(size);
     std::atomic<int> wounded = 0;
     std::atomic<int> lost = 0;
@@ -259,7 +260,7 @@ TEST_CASE(
           faulty transport(std::move(inner), {.seed = seed,
                                               .delay = static_cast<int>(seed % 5),
                                               .reorder = seed % 2 == 0,
-                                              .drop = seed % 8 == 0 ? 0 : 0.1,
+                                              .drop = lossy ? 0.1 : 0,
                                               .drop_before = 6});
           const std::scoped_lock lock(mutex);
           states.push_back(transport.state());
@@ -296,7 +297,7 @@ TEST_CASE(
             together.arrive_and_wait();
           }
         },
-        {.check = seed % 3 == 0, .timeout = 150ms, .stall_warning = 50ms},
+        {.check = seed % 3 == 0, .timeout = lossy ? 1000ms : 60'000ms, .stall_warning = 200ms},
         [&] { together.arrive_and_drop(); });
     INFO("seed " << seed);
     const auto problem = first_text(failures);
@@ -304,7 +305,7 @@ TEST_CASE(
     REQUIRE((problem.empty() || problem.find("communicator (operation 0)") == 0));
     for (const auto& state : states) REQUIRE(state->living == 0);
     REQUIRE((recovered || !problem.empty()));
-    if (seed % 8 == 0) REQUIRE(wounded == 0);
+    if (!lossy) REQUIRE(wounded == 0);
     if (recovered && wounded > 0) ++recoveries;
   }
   CHECK(completed > 0);

@@ -125,6 +125,21 @@ RANKS_TEST("averages with several neighbours are those of neighbor_allreduce, bi
     });
 }
 
+RANKS_TEST("a rank that withdraws from several neighbours leaves all parameters as they were",
+           "[optim][several]") {
+  const int n = comm.size();
+  if (n == 1) return;
+  mlp net = make_mlp(comm.rank());
+  optim::adapt_with_combine optimizer(SGD(net->parameters(), 0.1), net, comm,
+                                      topology::fully_connected(n), {.bucket_bytes = small_bucket});
+  train(net, optimizer, 0, comm.rank());
+  if (comm.rank() == n - 1) net->second->bias.requires_grad_(false);
+  const auto before = flatten(*net);
+  const auto text = require_throws<mismatch_error>([&] { train(net, optimizer, 1, comm.rank()); });
+  require_contains(text, "\"second.bias\"");
+  require_same(flatten(*net), before);
+}
+
 TEST_CASE("a message lost among several neighbours leaves all parameters as they were",
           "[optim][several][thread]") {
   using faulty = faulty_backend<thread_backend>;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -88,11 +89,13 @@ class turn {
   bool mine_ = false;
 };
 
-/// Sends that are under way, and beside them one receive after the other, each added to the sum as
-/// it comes. A pending operation; borrows what it sends and `own`.
+/// Sends that are under way, and beside them receives, each added to the sum as it comes. A pending
+/// operation; borrows what it sends and `own`.
 ///
-/// The sends wait for nothing, so ranks may receive in any order. If anything fails, nothing more
-/// is received, and the failure is thrown once nothing is in flight.
+/// Two receives are under way at most: that of the first source, where the sum will be, and in its
+/// turn that of another one at the landing. The sends wait for neither, so ranks may receive in any
+/// order. If anything fails, nothing more is received, and the failure is thrown once nothing is in
+/// flight.
 template <backend Backend>
 class folding {
  public:
@@ -100,7 +103,8 @@ class folding {
 
   folding() = default;  // complete
   /// \param own    this rank's values, float32 or float64.
-  /// \param sum    gets a block for the sum when the turn has come.
+  /// \param links  with at least one source.
+  /// \param sum    gets a block for the sum.
   /// \param sends  of the same operation.
   folding(operation_context<Backend> context, const_buffer own, neighborhood links,
           std::shared_ptr<arrivals> sum, turn its_turn, native_operation sends)
@@ -119,8 +123,10 @@ class folding {
         failure_ = std::current_exception();
         stop();
       }
-    const bool sent = settled(sends_);
-    if (!settled(receiving_) || !sent) return false;
+    bool over = settled(sends_);
+    over = settled(first_) && over;  // each makes progress
+    over = settled(landing_) && over;
+    if (!over) return false;
     turn_.end();
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     return true;
@@ -129,58 +135,74 @@ class folding {
   void abandon() noexcept {
     sends_.abandon();
     if (!stopped_) stop();
-    receiving_.abandon();
+    first_.abandon();
+    landing_.abandon();
   }
 
   [[nodiscard]] std::vector<int> waiting_for() const {
     auto ranks = sends_.waiting_for();
-    for (const int rank : receiving_.waiting_for()) ranks.push_back(rank);
+    for (const auto* receive : {&first_, &landing_})
+      for (const int rank : receive->waiting_for()) ranks.push_back(rank);
     std::ranges::sort(ranks);
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
     return ranks;
   }
 
  private:
+  // How far a source is that has memory to be received in.
+  enum class stage : std::uint8_t { none, under_way, here };
+
   [[nodiscard]] bool receive_all() {
-    for (; folded_ < links_.sources.size(); fold()) {
-      if (!receives_ && !turn_.come()) return false;
-      if (!receives_) receive({memory(), own_.count, own_.type});
-      if (!received()) return false;
+    const std::size_t sources = links_.sources.size();
+    while (folded_ < sources) {
+      if (first_stage_ == stage::none) {
+        const auto& memory = sum_->emplace_back(context_->scratch(own_.bytes(), own_.data));
+        first_ = receive(memory.data(), own_.count, 0);
+        first_stage_ = stage::under_way;
+      }
+      if (landing_stage_ == stage::none && landed() < sources && turn_.come()) {
+        landing_ = receive(turn_.memory(own_.bytes()), own_.count, landed());
+        landing_stage_ = stage::under_way;
+      }
+      look(first_, first_stage_);
+      look(landing_, landing_stage_);
+      if (folded_ == 0 && first_stage_ == stage::here) {
+        fold(links_.self_weight, own_, sum_->front().data());
+      } else if (folded_ > 0 && landing_stage_ == stage::here) {
+        fold(1.0, sum(), turn_.memory(own_.bytes()));
+        landing_stage_ = stage::none;
+      } else {
+        return false;
+      }
     }
     turn_.end();
     return true;
   }
 
-  // Where the next source is received: the first one where the sum will be.
-  [[nodiscard]] std::byte* memory() {
-    if (folded_ == 0) return sum_->emplace_back(context_->scratch(own_.bytes(), own_.data)).data();
-    return turn_.memory(own_.bytes());
-  }
+  // The source that is next at the landing.
+  [[nodiscard]] std::size_t landed() const noexcept { return std::max<std::size_t>(1, folded_); }
+  [[nodiscard]] mutable_buffer sum() const { return {sum_->front().data(), own_.count, own_.type}; }
 
-  void receive(mutable_buffer out) {
+  [[nodiscard]] native_operation receive(std::byte* memory, std::int64_t count,
+                                         std::size_t source) const {
     auto exchange = context_->exchange();
-    exchange.receive(out, links_.sources[folded_].rank);
-    receiving_ = std::move(exchange).submit();
-    receives_ = true;
+    exchange.receive({memory, count, own_.type}, links_.sources[source].rank);
+    return std::move(exchange).submit();
   }
-  [[nodiscard]] bool received() {
+  void look(native_operation& receive, stage& its) {
+    if (its != stage::under_way) return;
     try {
-      return receiving_.ready();
+      if (receive.ready()) its = stage::here;
     } catch (...) {  // the transport knows that the rest is not wanted
       refused_ = true;
       throw;
     }
   }
 
-  // The kernel multiplies what is there by one, which changes nothing, and rounds as in one pass.
-  void fold() {
-    const mutable_buffer sum{sum_->front().data(), own_.count, own_.type};
-    const bool first = folded_ == 0;
-    const kernel::weighted_input term{links_.sources[folded_].weight,
-                                      first ? sum.data : turn_.memory(own_.bytes())};
-    context_->compute().mix(sum, first ? links_.self_weight : 1.0, first ? own_ : const_buffer(sum),
-                            std::span(&term, 1));
-    receives_ = false;
+  // The kernel multiplies the sum so far by one, which changes nothing, and rounds as in one pass.
+  void fold(double weight, const_buffer before, const std::byte* arrived) {
+    const kernel::weighted_input term{links_.sources[folded_].weight, arrived};
+    context_->compute().mix(sum(), weight, before, std::span(&term, 1));
     ++folded_;
   }
 
@@ -189,8 +211,10 @@ class folding {
     stopped_ = true;
     if (refused_ || folded_ == links_.sources.size()) return;
     try {
-      if (!receives_) receive({nullptr, 0, own_.type});  // given up before anything is received
-      receiving_.abandon();
+      if (first_stage_ != stage::under_way && landing_stage_ != stage::under_way)
+        first_ = receive(nullptr, 0, folded_);  // given up before anything is received
+      first_.abandon();
+      landing_.abandon();
     } catch (...) {  // then it is found later, as a stray
     }
   }
@@ -207,11 +231,13 @@ class folding {
   const_buffer own_{};
   neighborhood links_;
   std::shared_ptr<arrivals> sum_;
-  turn turn_;  // with the memory that receives all sources but the first
+  turn turn_;
   native_operation sends_;
-  native_operation receiving_;
+  native_operation first_;    // receives from the first source, where the sum will be,
+  native_operation landing_;  // and this from another one
+  stage first_stage_ = stage::none;
+  stage landing_stage_ = stage::none;
   std::size_t folded_ = 0;  // sources
-  bool receives_ = false;   // from the next source
   bool refused_ = false;    // by the transport: a receive has failed
   bool stopped_ = false;
   std::exception_ptr failure_;
