@@ -7,6 +7,7 @@
 #include <functional>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -701,6 +702,77 @@ TEST_CASE("graphs that break a method are refused with the number and a remedy",
                                                       topology::ring(3));
                            }),
                    "the topology has 3 ranks, the communicator has 2");
+}
+
+RANKS_TEST("what breaks a method is refused on every rank, and nothing is left behind",
+           "[optim][exact_methods]") {
+  const int n = comm.size();
+  scalar model(comm.rank(), n);
+  const auto refused = [&](auto wrap, std::string_view why) {
+    require_contains(require_throws<usage_error>([&] { wrap(sgd_over(model, 0.9), model); }), why);
+  };
+  // m[i][j], all of which sum to 1 over j.
+  using rows = std::vector<std::vector<double>>;
+  const auto size = static_cast<std::size_t>(n);
+  rows apart(size, std::vector<double>(size)), turn = apart;
+  for (std::size_t i = 0; i < size; ++i) apart[i][i] = turn[i][(i + 1) % size] = 1;
+
+  const topology::ring larger(n + 1);
+  const auto count = concat("the topology has ", n + 1, " ranks, the communicator has ", n);
+  const auto with = [&](auto method, const auto& graph) {
+    return [&, method](auto sgd, auto& own) { method(std::move(sgd), own, graph); };
+  };
+  const auto tracks = [&](auto sgd, auto& own, const auto& graph) {
+    optim::gradient_tracking(std::move(sgd), own, comm, graph);
+  };
+  const auto diffuses = [&](auto sgd, auto& own, const auto& graph) {
+    optim::exact_diffusion(std::move(sgd), own, comm, graph);
+  };
+  const auto extrapolates = [&](auto sgd, auto& own, const auto& graph) {
+    optim::extra(std::move(sgd), own, comm, graph);
+  };
+  const auto remembers = [&](auto sgd, auto& own, const auto& graph) {
+    optim::decentlam(std::move(sgd), own, comm, graph);
+  };
+  const auto blends = [&](auto sgd, auto& own, const auto& graph) {
+    optim::quasi_global_momentum(std::move(sgd), own, comm, graph);
+  };
+  refused(with(tracks, larger), count);
+  refused(with(diffuses, larger), count);
+  refused(with(extrapolates, larger), count);
+  refused(with(remembers, larger), count);
+  refused(with(blends, larger), count);
+  if (n > 1) {
+    const topology::adjacency nobody(apart);
+    refused(with(diffuses, nobody), "second eigenvalue is below 1, got 1");
+    rows uneven = apart;
+    uneven[0][0] = uneven[0][1] = 0.5;
+    const topology::adjacency row_sums(uneven, {.check = topology::stochasticity::row});
+    refused(with(tracks, row_sums), "must both sum to 1");
+  }
+  if (n == 2) refused(with(extrapolates, topology::adjacency(turn)), "above -1, got -1");
+  if (n > 2) {
+    const topology::adjacency directed(turn);
+    for (const std::string_view text : {"must be symmetric, got", "gradient_tracking"}) {
+      refused(with(diffuses, directed), text);
+      refused(with(extrapolates, directed), text);
+    }
+    refused(with(remembers, directed), "quasi_global_momentum");
+    refused(with(blends, topology::one_peer(topology::star(n))), "in round 0");
+  }
+  if (n == 2 || n == 4) {  // eigenvalues 0.25 - 0.75, and 1/3 + 2/3 cos(pi)
+    const auto plain = [&](auto sgd, auto& own, const auto& graph) {
+      optim::exact_diffusion(std::move(sgd), own, comm, graph,
+                             {.weights = optim::mixing_weights::plain});
+    };
+    if (n == 2)
+      refused(with(plain, topology::adjacency({{0.25, 0.75}, {0.75, 0.25}})),
+              "above -1/3, got -0.5");
+    else
+      refused(with(plain, topology::ring(4)), "above -1/3, got -0.333333");
+  }
+  optim::exact_diffusion works(sgd_over(model, 0), model, comm, topology::ring(n));
+  take_step(works, model);
 }
 
 TEST_CASE("a method that needs one graph takes no schedule, one that corrects steps only SGD",
