@@ -67,12 +67,18 @@ endif()
 list(TRANSFORM _bluefog_shared REPLACE "(.+)" "${_bluefog_test_directory}/\\1.cpp")
 _bluefog_add_stand_in_test(nccl test_nccl ${_bluefog_own} ${_bluefog_shared})
 
-# Ranks of MPI that become ranks of NCCL: what they agree on, over the stand-in.
+# Ranks of MPI that become ranks of NCCL: what they agree on, over the stand-in. With libtorch also their
+# CUDA tensors, on its devices.
 if(BLUEFOG_WITH_MPI AND _bluefog_shared)
   add_executable(test_nccl_mpi ${_bluefog_test_directory}/nccl/mpi/meeting.cpp)
   target_link_libraries(test_nccl_mpi PRIVATE bluefog_nccl_stand_in bluefog::mpi bluefog_test_mpi_main
     bluefog_warnings)
-  target_compile_options(test_nccl_mpi PRIVATE -O0)
+  target_compile_options(test_nccl_mpi PRIVATE $<$<CONFIG:Release>:-O1>)
+  if(BLUEFOG_WITH_TORCH)
+    target_sources(test_nccl_mpi PRIVATE ${_bluefog_test_directory}/nccl/mpi/tensors.cpp)
+    target_link_libraries(test_nccl_mpi PRIVATE bluefog::torch)
+    _bluefog_precompile(test_nccl_mpi)
+  endif()
   _bluefog_register_ranks(nccl.mpi.2ranks nccl_mpi 2 "")
 endif()
 
