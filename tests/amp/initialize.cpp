@@ -259,19 +259,28 @@ RANKS_TEST("with O1 optimizer.forward computes in 16 bits and counts", "[amp][in
   require_same(answer.detach(), same->forward(input(1)).to(at::kFloat).detach());
 }
 
-RANKS_TEST("with O2 masters travel and are stepped, and the model follows them",
-           "[amp][initialize]") {
+namespace {
+
+template <class Comm>
+void step_masters(Comm& comm, at::ScalarType type) {
   const auto count = static_cast<std::size_t>(comm.size());
   const auto data = [](int pass, std::size_t rank) {
     return input(100 * pass + static_cast<int>(rank));
   };
-  // By hand, all ranks: a float32 copy is stepped, a bfloat16 model computes.
+  // By hand, all ranks: a float32 copy is stepped, a model in 16 bits computes.
   struct replica {
+    explicit replica(at::ScalarType type) : narrow(make_mlp(1, type)) {}
     mlp wide = make_mlp(1, at::kFloat);
-    mlp narrow = make_mlp(1, at::kBFloat16);
+    mlp narrow;
   };
-  std::vector<replica> all(count);
-  amp::grad_scaler scaler({.growth_interval = 2});
+  const auto replicas = [&] {
+    std::vector<replica> made;
+    for (std::size_t rank = 0; rank < count; ++rank) made.emplace_back(type);
+    return made;
+  };
+  auto all = replicas();
+  const double scale = type == at::kHalf ? 16 : 65536;  // float16 ends at 65504
+  amp::grad_scaler scaler({.init_scale = scale, .growth_interval = 2});
 
   const auto check = [&](auto& optimizer, auto& mixed, bool reduces) {
     for (int step = 0; step < 3; ++step) {
@@ -298,10 +307,10 @@ RANKS_TEST("with O2 masters travel and are stepped, and the model follows them",
         for (const int pass : {2 * step, 2 * step + 1}) {
           const torch::AutoGradMode graph(true);
           narrow->zero_grad();
-          const at::Tensor answer = narrow->forward(data(pass, rank).to(at::kBFloat16));
-          loss_of(answer.to(at::kFloat), pass).backward();
+          const at::Tensor answer = narrow->forward(data(pass, rank).to(type));
+          (loss_of(answer.to(at::kFloat), pass) * scale).backward();
           for (std::size_t i = 0; i < from.size(); ++i)
-            gradients[rank][i] += to[i].grad().to(at::kFloat);
+            gradients[rank][i] += to[i].grad().to(at::kFloat) / scale;
         }
       }
       for (std::size_t i = 0; i < gradients[0].size(); ++i) {
@@ -319,7 +328,7 @@ RANKS_TEST("with O2 masters travel and are stepped, and the model follows them",
       }
       const auto wanted = all[static_cast<std::size_t>(comm.rank())].wide->parameters();
       const auto got = mixed.parameters();
-      // Sums over ranks in another order may round a bfloat16 weight the other way, once.
+      // Sums over ranks in another order may round a 16-bit weight the other way, once.
       const double tolerance = comm.size() == 1 ? 1e-6 : 5e-3;
       for (std::size_t i = 0; i < got.size(); ++i) require_close(got[i], wanted[i], tolerance);
     }
@@ -330,21 +339,28 @@ RANKS_TEST("with O2 masters travel and are stepped, and the model follows them",
 
   mlp net = make_mlp(1, at::kFloat);
   SGD sgd(net->parameters(), 0.5);
-  auto mixed = amp::initialize(net, sgd, opt_level::O2);
+  auto mixed = amp::initialize(net, sgd, opt_level::O2, {.type = type});
   optim::adapt_with_combine averaging(std::move(sgd), mixed, comm,
                                       topology::fully_connected(comm.size()),
                                       {.num_steps_per_communication = 2});
   check(averaging, mixed, false);
 
-  all = std::vector<replica>(count);
+  all = replicas();
   mlp second = make_mlp(1, at::kFloat);
   SGD other(second->parameters(), 0.5);
-  auto again = amp::initialize(second, other, opt_level::O2);
+  auto again = amp::initialize(second, other, opt_level::O2, {.type = type});
   optim::gradient_allreduce reducing(std::move(other), again, comm,
                                      {.backward_passes_per_step = 2});
   check(reducing, again, true);
   const at::Tensor flat = flatten(again);
   require_same(broadcast(comm, flat, 0), flat);
+}
+
+}  // namespace
+
+RANKS_TEST("with O2 masters travel and are stepped, and the model follows them",
+           "[amp][initialize]") {
+  for (const auto type : {at::kBFloat16, at::kHalf}) step_masters(comm, type);
 }
 
 RANKS_TEST("with O3 narrow parameters travel and are stepped, each result rounded once",
