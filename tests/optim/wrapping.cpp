@@ -12,6 +12,7 @@
 
 #include <torch/torch.h>
 
+#include <bluefog/collective/barrier.hpp>
 #include <bluefog/optim/adapt_then_combine.hpp>
 #include <bluefog/optim/adapt_with_combine.hpp>
 #include <bluefog/optim/exact_diffusion.hpp>
@@ -778,6 +779,23 @@ RANKS_TEST("where ranks differ, adapt_then_combine has adapted on all of them an
   require_throws<mismatch_error>([&] { optimizer.step(); });
   for (std::size_t i = 0; i < adapted.size(); ++i)
     require_close(net->parameters()[i], adapted[i], 1e-14);
+}
+
+RANKS_TEST("whoever ends with parameters on their way answers ranks that have frozen some since",
+           "[optim][frozen]") {
+  if (comm.size() == 1 || !letter_backend<typename std::decay_t<decltype(comm)>::backend_type>)
+    return;
+  mlp net = make_mlp(comm.rank());
+  adapt_with_combine optimizer(SGD(net->parameters(), SGDOptions(0.1)), net, comm,
+                               topology::fully_connected(comm.size()),
+                               {.start = optim::start::after_step});
+  train(optimizer, net, comm.rank(), 0);
+  if (comm.rank() == 0) train(optimizer, net, comm.rank(), 1);  // sends for a third step
+  barrier(comm);
+  if (comm.rank() == 0) return;
+  net->second->bias.requires_grad_(false);
+  const auto told = require_throws<mismatch_error>([&] { train(optimizer, net, comm.rank(), 1); });
+  require_contains(told, "second.bias");
 }
 
 TEST_CASE("in check mode too, ranks that average different parameters are told (threads)",

@@ -53,6 +53,13 @@ class mixer {
       : optimizer_(optimizer),
         group_(&group),
         schedule_(optimizer, group, std::move(topology), type) {}
+  mixer(const mixer&) = delete;
+  mixer& operator=(const mixer&) = delete;
+  /// As `drop`, so that ranks which withdraw meanwhile need not wait until their time is over;
+  /// while an exception unwinds the stack, what is under way is left to the communicator.
+  ~mixer() {
+    if (std::uncaught_exceptions() <= exceptions_) drop();
+  }
 
   [[nodiscard]] communicator<Backend>& comm() const noexcept { return group_->comm(); }
 
@@ -216,6 +223,7 @@ class mixer {
   std::shared_ptr<bluefog::detail::landing> spare_;
   bool started_ = false;
   std::vector<flight> flights_;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace bluefog::optim::detail
