@@ -69,7 +69,7 @@ _bluefog_add_stand_in_test(nccl test_nccl ${_bluefog_own} ${_bluefog_shared})
 
 # Ranks of MPI that become ranks of NCCL: what they agree on, over the stand-in. With libtorch also their
 # CUDA tensors, on its devices.
-if(BLUEFOG_WITH_MPI AND _bluefog_shared)
+if(BLUEFOG_WITH_MPI AND BLUEFOG_SANITIZER STREQUAL "")
   add_executable(test_nccl_mpi ${_bluefog_test_directory}/nccl/mpi/meeting.cpp)
   target_link_libraries(test_nccl_mpi PRIVATE bluefog_nccl_stand_in bluefog::mpi bluefog_test_mpi_main
     bluefog_warnings)
@@ -79,7 +79,12 @@ if(BLUEFOG_WITH_MPI AND _bluefog_shared)
     target_link_libraries(test_nccl_mpi PRIVATE bluefog::torch)
     _bluefog_precompile(test_nccl_mpi)
   endif()
+  set(arg_LABELS nccl)
+  set(arg_TIMEOUT 240)
   _bluefog_register_ranks(nccl.mpi.2ranks nccl_mpi 2 "")
+  unset(arg_LABELS)
+  unset(arg_TIMEOUT)
+  set_tests_properties(nccl.mpi.2ranks PROPERTIES ENVIRONMENT_MODIFICATION "LOCAL_RANK=unset:")
 endif()
 
 # The script for a real device: that it says what it would do, and that its verdict is right. No build

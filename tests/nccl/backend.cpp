@@ -65,13 +65,14 @@ std::string free_master_port() {
 }
 
 /// Starts this program as two ranks with the hidden test case below. \return whether both passed.
-bool launch_two(const std::string& variables) {
+bool launch_two(const std::string& variables, int attempts = 3) {
   const std::string rank = " WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=" + free_master_port() +
                            " BLUEFOG_TIMEOUT=30 " + variables + " \"$(readlink /proc/" +
                            std::to_string(getpid()) + "/exe)\" '[launched]' 1>&2";
   const std::string command =
       "RANK=1" + rank + " & RANK=0" + rank + "; first=$?; wait $! && exit $first; exit 1";
-  return std::system(command.c_str()) == 0;
+  // Somebody may have taken the port meanwhile.
+  return std::system(command.c_str()) == 0 || (attempts > 1 && launch_two(variables, attempts - 1));
 }
 
 }  // namespace

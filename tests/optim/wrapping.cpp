@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include <bluefog/optim/exact_diffusion.hpp>
 #include <bluefog/optim/gradient_allreduce.hpp>
 #include <bluefog/optim/gradient_tracking.hpp>
+#include <bluefog/optim/mixing_schedule.hpp>
 #include <bluefog/optim/quasi_global_momentum.hpp>
 #include <bluefog/topology/fully_connected.hpp>
 #include <bluefog/topology/ring.hpp>
@@ -808,6 +810,41 @@ TEST_CASE("in check mode too, ranks that average different parameters are told (
   on_mpi([](auto& comm) { tell_all_ranks(comm); }, {.check = true});
 }
 #endif
+
+TEST_CASE("an override is for one communication, also where a later one is taken back",
+          "[optim][schedule][thread]") {
+  run_threads(4, [](auto& comm) {
+    using optim::communication_type;
+    const std::string_view name = "test";
+    optim::detail::agreeing_group group(name, comm);
+    const auto ring = topology::ring(4);
+    optim::detail::mixing_schedule schedule(name, group, ring,
+                                            communication_type::neighbor_allreduce);
+    schedule.global_every(2);
+    const int pair = comm.rank() ^ 1;
+    const neighborhood once{.self_weight = 0.5, .sources = {{pair, 0.5}}, .destinations = {{pair}}};
+    const auto usual = topology::neighborhood_of(ring, comm.rank());
+    schedule.next(once);
+    require(*schedule.begin().links == once);
+    schedule.recall();
+    require(*schedule.begin().links == once, "taken back, it is still to come");
+    for (int time = 0; time < 2; ++time) {
+      require(schedule.begin().type == communication_type::allreduce);
+      if (time == 0) schedule.recall();
+    }
+    require(*schedule.begin().links == usual, "used once");
+
+    const auto before = schedule.position();
+    schedule.global_every(0);
+    schedule.on_round([](std::int64_t) { return neighborhood{.sources = {{17}}}; });
+    require_throws<usage_error>([&] { static_cast<void>(schedule.begin()); });
+    require_equal(schedule.position().communications, before.communications);
+    require_equal(schedule.position().round, before.round);
+    schedule.on_round(nullptr);
+    require(*schedule.begin().links == usual);
+    require_equal(schedule.position().round, before.round + 1);
+  });
+}
 
 RANKS_TEST("agreeing on what travels costs nothing until it changes", "[optim][frozen]") {
   const int n = comm.size();

@@ -97,7 +97,7 @@ class operation {
   }
 
   void abandon() noexcept {
-    if (std::exchange(abandoned_, true)) return;
+    if (parts_.empty() || std::exchange(abandoned_, true)) return;
     library::mark_given_up();
     const auto lock = threads::serialize();
     cancel(part::everybody);

@@ -94,8 +94,8 @@ class turn {
 ///
 /// Two receives are under way at most: that of the first source, where the sum will be, and in its
 /// turn that of another one at the landing. The sends wait for neither, so ranks may receive in any
-/// order. If anything fails, nothing more is received, and the failure is thrown once nothing is in
-/// flight.
+/// order. If anything fails, no further receive begins, and the failure is thrown once nothing is
+/// in flight.
 template <backend Backend>
 class folding {
  public:
@@ -125,7 +125,7 @@ class folding {
       }
     bool over = settled(sends_);
     over = settled(first_) && over;  // each makes progress
-    over = settled(landing_) && over;
+    over = settled(later_) && over;
     if (!over) return false;
     turn_.end();
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
@@ -136,13 +136,16 @@ class folding {
     sends_.abandon();
     if (!stopped_) stop();
     first_.abandon();
-    landing_.abandon();
+    later_.abandon();
   }
 
   [[nodiscard]] std::vector<int> waiting_for() const {
     auto ranks = sends_.waiting_for();
-    for (const auto* receive : {&first_, &landing_})
+    for (const auto* receive : {&first_, &later_})
       for (const int rank : receive->waiting_for()) ranks.push_back(rank);
+    // What waits for its turn waits for this source, and perhaps for later ones that are here.
+    if (!stopped_ && later_stage_ == stage::none && next_source() < links_.sources.size())
+      ranks.push_back(links_.sources[next_source()].rank);
     std::ranges::sort(ranks);
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
     return ranks;
@@ -160,17 +163,17 @@ class folding {
         first_ = receive(memory.data(), own_.count, 0);
         first_stage_ = stage::under_way;
       }
-      if (landing_stage_ == stage::none && landed() < sources && turn_.come()) {
-        landing_ = receive(turn_.memory(own_.bytes()), own_.count, landed());
-        landing_stage_ = stage::under_way;
+      if (later_stage_ == stage::none && next_source() < sources && turn_.come()) {
+        later_ = receive(turn_.memory(own_.bytes()), own_.count, next_source());
+        later_stage_ = stage::under_way;
       }
       look(first_, first_stage_);
-      look(landing_, landing_stage_);
+      look(later_, later_stage_);
       if (folded_ == 0 && first_stage_ == stage::here) {
         fold(links_.self_weight, own_, sum_->front().data());
-      } else if (folded_ > 0 && landing_stage_ == stage::here) {
+      } else if (folded_ > 0 && later_stage_ == stage::here) {
         fold(1.0, sum(), turn_.memory(own_.bytes()));
-        landing_stage_ = stage::none;
+        later_stage_ = stage::none;
       } else {
         return false;
       }
@@ -180,7 +183,9 @@ class folding {
   }
 
   // The source that is next at the landing.
-  [[nodiscard]] std::size_t landed() const noexcept { return std::max<std::size_t>(1, folded_); }
+  [[nodiscard]] std::size_t next_source() const noexcept {
+    return std::max<std::size_t>(1, folded_);
+  }
   [[nodiscard]] mutable_buffer sum() const { return {sum_->front().data(), own_.count, own_.type}; }
 
   [[nodiscard]] native_operation receive(std::byte* memory, std::int64_t count,
@@ -211,10 +216,10 @@ class folding {
     stopped_ = true;
     if (refused_ || folded_ == links_.sources.size()) return;
     try {
-      if (first_stage_ != stage::under_way && landing_stage_ != stage::under_way)
+      if (first_stage_ != stage::under_way && later_stage_ != stage::under_way)
         first_ = receive(nullptr, 0, folded_);  // given up before anything is received
       first_.abandon();
-      landing_.abandon();
+      later_.abandon();
     } catch (...) {  // then it is found later, as a stray
     }
   }
@@ -233,10 +238,10 @@ class folding {
   std::shared_ptr<arrivals> sum_;
   turn turn_;
   native_operation sends_;
-  native_operation first_;    // receives from the first source, where the sum will be,
-  native_operation landing_;  // and this from another one
+  native_operation first_;  // receives from the first source, where the sum will be,
+  native_operation later_;  // and this from another one
   stage first_stage_ = stage::none;
-  stage landing_stage_ = stage::none;
+  stage later_stage_ = stage::none;
   std::size_t folded_ = 0;  // sources
   bool refused_ = false;    // by the transport: a receive has failed
   bool stopped_ = false;
@@ -255,7 +260,7 @@ task fold_task(operation_context<Backend> context, const_buffer own, neighborhoo
   const packed_layout layout(own);
   auto exchange = context.exchange();
   const auto weighted = add_sends(exchange, context, own.data, layout, links.destinations);
-  folding<Backend> average(context, own, links, std::move(sum), std::move(its_turn),
+  folding<Backend> average(context, own, std::move(links), std::move(sum), std::move(its_turn),
                            std::move(exchange).submit());
   co_await average;
 }

@@ -58,10 +58,10 @@ class gradient_synchronizer final
   }
 
   void backward_began(int /*number*/, bool /*anew*/) override {
-    exchange_.spoil();  // what a backward that failed has left
-    graph_waits_ = reduced_ = false;
-    reducing_ = !paused();
+    graph_waits_ = reduced_ = reducing_ = false;
     used_.assign(used_.size(), false);
+    exchange_.spoil();  // what a backward that failed has left
+    reducing_ = !paused();
     if (!reducing_) return;
     torch::autograd::Engine::get_default_engine().queue_callback(
         [self = this->shared_from_this()] { self->finish(self->broken_promise()); });

@@ -22,6 +22,7 @@
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/core/reduce_op.hpp>
 #include <bluefog/optim/gradient_bucket.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/scaled_copy.hpp>
@@ -142,8 +143,8 @@ class gradient_buckets {
     where.filled = true;
     busy_ = true;
     --target.missing;
-    while (sent_ + 1 < buckets_.size() && buckets_[sent_].missing == 0)
-      send(buckets_[sent_++], comm);
+    for (; sent_ + 1 < buckets_.size() && buckets_[sent_].missing == 0; ++sent_)
+      send(buckets_[sent_], comm);
   }
 
   /// Puts in whatever is missing and waits until everything is reduced. Collective.
@@ -157,7 +158,7 @@ class gradient_buckets {
     last.order.pass(last.device);
     last.flag(last.members.size()).fill_(notice ? 1 : 0);
     send(last, comm);
-    const std::exception_ptr failure = land();
+    const std::exception_ptr failure = await_all();
     clear();
     if (failure) std::rethrow_exception(failure);
     read_flags();
@@ -181,24 +182,28 @@ class gradient_buckets {
     }
   }
 
-  /// Gives up what is under way, of which other ranks may know nothing: they wait for the rest of
-  /// it, so nothing is sent before `finish`, whose results are then no good on any rank.
-  /// \throws usage_error if gradients are still where results have come to lie.
+  /// Gives up on this rank what is under way. Other ranks may not know and wait for the rest, which
+  /// `finish` sends; what that reduces is no good on any rank.
+  /// \throws usage_error if gradients are still where results come to lie, once they lie there.
   void spoil() {
-    spoilt_ = busy_;
-    if (!spoilt_ || !options_.in_place) return;
-    land();
+    if (sent_ == 0) return clear();  // no rank has anything of it
+    spoilt_ = true;
+    if (!options_.in_place) return;
     for (const bucket& each : buckets_)
-      for (const member& it : each.members)
-        expects(!places_[it.index].filled || !lies_in_bucket(it, it.parameter.grad()),
-                options_.owner, ": a backward has failed while the gradient of parameter \"",
-                it.name, "\" was reduced in place; before the next one clear gradients with ",
-                "zero_grad(true), which takes them from their place");
+      for (const member& it : each.members) {
+        if (!places_[it.index].filled || !lies_in_bucket(it, it.parameter.grad())) continue;
+        await_all();
+        throw usage_error(
+            concat(options_.owner, ": a backward has failed while the gradient of parameter \"",
+                   it.name, "\" was reduced in place; before the next one clear gradients with ",
+                   "zero_grad(true), which takes them from their place"));
+      }
   }
   [[nodiscard]] bool spoilt() const noexcept { return spoilt_; }
   /// The same where all ranks give it up: waits for what is under way and forgets it.
   void discard() {
-    land();
+    if (spoilt_) return;  // others wait for the rest of it
+    await_all();
     clear();
   }
 
@@ -261,7 +266,7 @@ class gradient_buckets {
   }
 
   // Waits for all that was sent. Returns the first failure.
-  std::exception_ptr land() {
+  std::exception_ptr await_all() {
     std::exception_ptr failure;
     for (transfer& each : flights_) try {
         each.wait();

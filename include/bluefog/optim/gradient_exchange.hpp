@@ -10,8 +10,6 @@
 #include <limits>
 #include <memory>
 #include <span>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,7 +22,6 @@
 #include <bluefog/collective/broadcast_object.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
-#include <bluefog/core/reduce_op.hpp>
 #include <bluefog/optim/agreement.hpp>
 #include <bluefog/optim/gradient_buckets.hpp>
 #include <bluefog/optim/gradient_watch.hpp>

@@ -16,6 +16,7 @@
 #include <bluefog/collective/allreduce.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
+#include <bluefog/core/reduce_op.hpp>
 #include <bluefog/neighbor/allreduce.hpp>
 #include <bluefog/neighbor/folding.hpp>
 #include <bluefog/neighbor/hierarchical_allreduce.hpp>
@@ -84,8 +85,9 @@ class mixer {
   /// Begins a communication; then `send` each part, then `apply`.
   void begin() {
     drop();
+    auto now = schedule_.begin();  // may throw
     group_->begin();
-    now_ = schedule_.begin();
+    now_ = std::move(now);
     // One of its own: parts of the last communication may be under way, and this one's wait for
     // other ranks to get through with those.
     if (busy(landing_)) std::swap(landing_, spare_);

@@ -90,25 +90,26 @@ class mixing_schedule {
   /// \return the position that the last communication began at.
   [[nodiscard]] mixing_position before() const noexcept { return before_; }
 
-  /// Begins a communication.
+  /// Begins a communication; none if this throws, as what was chosen may be refused.
   [[nodiscard]] communication begin() {
-    const mixing_position before = position_;
+    mixing_position after = position_;
     communication now{type_, nullptr};
     if (type_ != communication_type::none) {
-      ++position_.communications;
-      if (global_every_ > 0 && position_.communications % global_every_ == 0)
+      ++after.communications;
+      if (global_every_ > 0 && after.communications % global_every_ == 0)
         now.type = communication_type::allreduce;
     }
-    if (now.type == communication_type::neighbor_allreduce ||
-        now.type == communication_type::hierarchical_neighbor_allreduce) {
+    const bool among_neighbors = now.type == communication_type::neighbor_allreduce ||
+                                 now.type == communication_type::hierarchical_neighbor_allreduce;
+    if (among_neighbors) {
       // The round passes even where the schedule is overridden: other ranks may follow it.
       now.links = std::make_shared<const neighborhood>(next_     ? *next_
-                                                       : choose_ ? chosen(before.round)
-                                                                 : of_round(before.round));
-      used_ = std::exchange(next_, std::nullopt);
-      ++position_.round;
+                                                       : choose_ ? chosen(after.round)
+                                                                 : of_round(after.round));
+      ++after.round;
     }
-    before_ = before;
+    used_ = among_neighbors ? std::exchange(next_, std::nullopt) : std::nullopt;
+    before_ = std::exchange(position_, after);
     return now;
   }
   /// Takes the last communication back: the next one is this one again.
