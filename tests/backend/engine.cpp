@@ -211,8 +211,8 @@ RANKS_TEST("communicators with operations in flight can be split, and share the 
            "[backend][engine]") {
   std::vector<int> whole(2000, 1), part(5, 1), twin(700, comm.rank());
   auto on_all = allreduce_nonblocking(comm, whole, whole, reduce_op::sum);
-  auto half = comm.split(comm.rank() % 2);
-  auto on_half = allreduce_nonblocking(half, part, part, reduce_op::sum);
+  auto half_of_ranks = comm.split(comm.rank() % 2);
+  auto on_half = allreduce_nonblocking(half_of_ranks, part, part, reduce_op::sum);
   auto copy = comm.duplicate();
   require(copy.driver() == comm.driver());
   auto on_copy = allreduce_nonblocking(copy, twin, twin, reduce_op::sum);
@@ -223,7 +223,7 @@ RANKS_TEST("communicators with operations in flight can be split, and share the 
   on_half.wait();
   on_all.wait();
   require_equal(whole[7], comm.size());
-  require_equal(part[0], half.size());
+  require_equal(part[0], half_of_ranks.size());
   require_equal(twin[3], sum_of_ranks(comm.size()));
 }
 
