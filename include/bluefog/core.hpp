@@ -13,3 +13,4 @@
 #include <bluefog/core/scratch.hpp>
 #include <bluefog/core/settings.hpp>
 #include <bluefog/core/unique_handle.hpp>
+#include <bluefog/core/unwinding.hpp>

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +19,7 @@
 #include <bluefog/backend/options.hpp>
 #include <bluefog/backend/statistics.hpp>
 #include <bluefog/core/scratch.hpp>
+#include <bluefog/core/unwinding.hpp>
 
 namespace bluefog {
 
@@ -43,9 +43,7 @@ class communicator_state final : public lane {
         heard_(answered_) {}
   communicator_state(const communicator_state&) = delete;
   communicator_state& operator=(const communicator_state&) = delete;
-  ~communicator_state() override {
-    driver_->drain(*this, std::uncaught_exceptions() > exceptions_);
-  }
+  ~communicator_state() override { driver_->drain(*this, unwinding_.now()); }
 
   [[nodiscard]] Backend& transport() noexcept { return transport_; }
   [[nodiscard]] const Backend& transport() const noexcept { return transport_; }
@@ -158,7 +156,7 @@ class communicator_state final : public lane {
   std::vector<std::uint64_t> heard_;     // per rank: one more than the last number it told
   std::atomic<std::uint64_t> withdrawn_ = nobody;  // the first operation that some rank is not in
   std::atomic<std::uint64_t> rejoined_ = 0;        // what is said of operations before it is over
-  int exceptions_ = std::uncaught_exceptions();
+  detail::unwinding unwinding_;
 };
 
 }  // namespace bluefog

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,6 +16,7 @@
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/core/unwinding.hpp>
 #include <bluefog/mpi/check.hpp>
 #include <bluefog/mpi/exchange.hpp>
 #include <bluefog/mpi/handle.hpp>
@@ -58,7 +58,7 @@ class mpi_backend {
   mpi_backend& operator=(const mpi_backend&) = delete;
   ~mpi_backend() {
     if (!group_) return;
-    if (marks_ && std::uncaught_exceptions() > exceptions_) mpi::library::mark_unwound();
+    if (marks_ && unwinding_.now()) mpi::library::mark_unwound();
     // MPI uses the identity of a freed communicator again, and what is still on its way would
     // arrive on the next one.
     if (strays_->left_over()) static_cast<void>(group_.release());
@@ -207,7 +207,7 @@ class mpi_backend {
   int machine_ = 0;
   std::shared_ptr<mpi::strays> strays_;
   std::unique_ptr<mpi::mailbox> mailbox_;
-  int exceptions_ = std::uncaught_exceptions();
+  detail::unwinding unwinding_;
   // Whether an exception that ends this one may end the job: one made from another may well go down
   // inside the scope of that one.
   bool marks_ = true;

@@ -23,6 +23,7 @@
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/core/unwinding.hpp>
 #include <bluefog/nccl/bootstrap.hpp>
 #include <bluefog/nccl/check.hpp>
 #include <bluefog/nccl/connection.hpp>
@@ -106,7 +107,7 @@ class nccl_backend {
   /// Ends what is on its way where an exception unwinds the stack: the other ranks may never
   /// answer.
   ~nccl_backend() {
-    if (!connection_ || std::uncaught_exceptions() <= exceptions_) return;
+    if (!connection_ || !unwinding_.now()) return;
     try {
       const auto inside = connection_->enter();
       connection_->abort("an exception ended the communicator");
@@ -287,7 +288,7 @@ class nccl_backend {
   int rank_;
   std::shared_ptr<nccl::connection> connection_;
   cudaStream_t caller_ = nullptr;
-  int exceptions_ = std::uncaught_exceptions();
+  detail::unwinding unwinding_;
 };
 
 static_assert(backend<nccl_backend>);

@@ -17,6 +17,7 @@
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/reduce_op.hpp>
+#include <bluefog/core/unwinding.hpp>
 #include <bluefog/neighbor/allreduce.hpp>
 #include <bluefog/neighbor/folding.hpp>
 #include <bluefog/neighbor/hierarchical_allreduce.hpp>
@@ -59,7 +60,7 @@ class mixer {
   /// As `drop`, so that ranks which withdraw meanwhile need not wait until their time is over;
   /// while an exception unwinds the stack, what is under way is left to the communicator.
   ~mixer() {
-    if (std::uncaught_exceptions() <= exceptions_) drop();
+    if (!unwinding_.now()) drop();
   }
 
   [[nodiscard]] communicator<Backend>& comm() const noexcept { return group_->comm(); }
@@ -225,7 +226,7 @@ class mixer {
   std::shared_ptr<bluefog::detail::landing> spare_;
   bool started_ = false;
   std::vector<flight> flights_;
-  int exceptions_ = std::uncaught_exceptions();
+  bluefog::detail::unwinding unwinding_;
 };
 
 }  // namespace bluefog::optim::detail

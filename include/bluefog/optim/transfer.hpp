@@ -2,13 +2,13 @@
 #pragma once
 
 #include <concepts>
-#include <exception>
 #include <memory>
 #include <utility>
 
 #include <bluefog/backend/engine.hpp>
 #include <bluefog/backend/job.hpp>
 #include <bluefog/backend/request.hpp>
+#include <bluefog/core/unwinding.hpp>
 
 namespace bluefog::optim::detail {
 
@@ -25,7 +25,7 @@ class transfer {
   transfer& operator=(transfer&&) = delete;
   transfer& operator=(const transfer&) = delete;
   ~transfer() {
-    if (job_ && std::uncaught_exceptions() <= exceptions_) engine_->wait(*job_);
+    if (job_ && !unwinding_.now()) engine_->wait(*job_);
   }
 
   /// Blocks until the operation is over, or `in_vain()` says that it need not be waited for.
@@ -40,7 +40,7 @@ class transfer {
  private:
   std::shared_ptr<engine> engine_;
   std::shared_ptr<job> job_;
-  int exceptions_ = std::uncaught_exceptions();
+  bluefog::detail::unwinding unwinding_;
 };
 
 }  // namespace bluefog::optim::detail
