@@ -2,6 +2,8 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
+#include <string>
 #include <string_view>
 
 #include <mpi.h>
@@ -26,6 +28,14 @@ inline void check(int code, std::string_view operation) {
     return;
   throw transport_error(concat(operation, " failed with MPI error ", code, ": ", error_text(code)),
                         code);
+}
+
+/// \return e.g. "Open MPI v4.1.4, package: ...". Any time, also before MPI is initialised.
+[[nodiscard]] inline std::string library_version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  check(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
+  return {text.data(), static_cast<std::size_t>(length)};
 }
 
 }  // namespace bluefog::mpi

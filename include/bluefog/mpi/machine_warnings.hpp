@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include <mpi.h>
 #include <sys/statvfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -38,7 +35,7 @@ struct copy_setting {
   const char* value;
 };
 
-/// \param library  what `MPI_Get_library_version` says.
+/// \param library  what `library_version` says.
 /// \return the setting to name; none for another MPI.
 [[nodiscard]] inline std::optional<copy_setting> copy_setting_of(std::string_view library) {
   constexpr std::string_view open_mpi = "Open MPI v";
@@ -57,13 +54,6 @@ namespace detail {
 [[nodiscard]] inline bool single_copy_is_forbidden() noexcept {
   return process_vm_readv(getpid(), nullptr, 0, nullptr, 0, 0) < 0 &&
          (errno == EPERM || errno == ENOSYS);
-}
-
-[[nodiscard]] inline std::string library_version() {
-  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-  int length = 0;
-  check(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
-  return {text.data(), static_cast<std::size_t>(length)};
 }
 
 inline void warn_of_single_copy() {

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <cstdlib>
-#include <string_view>
 #include <utility>
 
 #include <mpi.h>
@@ -34,10 +32,7 @@ class request_errors {
 
   /// Once MPI is initialised.
   static void install() {
-    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> version{};
-    int length = 0;
-    check(MPI_Get_library_version(version.data(), &length), "MPI_Get_library_version");
-    if (std::string_view(version.data()).starts_with("Open MPI")) return;
+    if (library_version().starts_with("Open MPI")) return;
     MPI_Errhandler current = MPI_ERRHANDLER_NULL;
     check(MPI_Comm_get_errhandler(MPI_COMM_WORLD, &current), "MPI_Comm_get_errhandler");
     if (current != MPI_ERRORS_ARE_FATAL) return;
