@@ -109,8 +109,6 @@ class gradient_buckets {
                 " ", it.parameter.sizes(), " on ", it.parameter.device(),
                 " now; wrap the optimizer after converting the model");
   }
-  /// \return whether anything has been put in or sent since the last `finish`.
-  [[nodiscard]] bool busy() const noexcept { return busy_; }
 
   /// Copies the gradient of parameter `index` in, zeros if it has none or `empty` is set, and sends
   /// the buckets that are now complete.
@@ -141,7 +139,6 @@ class gradient_buckets {
     if (gradient.defined()) ++target.used;
     target.members[where.member].used = gradient.defined();
     where.filled = true;
-    busy_ = true;
     --target.missing;
     for (; sent_ + 1 < buckets_.size() && buckets_[sent_].missing == 0; ++sent_)
       send(buckets_[sent_], comm);
@@ -278,7 +275,7 @@ class gradient_buckets {
   }
   void clear() {
     sent_ = 0;
-    busy_ = spoilt_ = false;
+    spoilt_ = false;
     for (place& each : places_) each.filled = false;
     for (bucket& each : buckets_) {
       each.missing = each.members.size();
@@ -290,7 +287,6 @@ class gradient_buckets {
   std::vector<place> places_;
   std::vector<bucket> buckets_;
   std::size_t sent_ = 0;
-  bool busy_ = false;
   bool spoilt_ = false;
   std::vector<transfer> flights_;
 };

@@ -71,8 +71,6 @@ class gradient_exchange {
   [[nodiscard]] const std::vector<named_tensor>& parameters() const noexcept { return parameters_; }
   /// \return whether the listener hears of all parameters.
   [[nodiscard]] bool intact() const { return watch_.intact(); }
-  /// \return whether a reduction has begun.
-  [[nodiscard]] bool busy() const noexcept { return buckets_.busy(); }
 
   /// Takes over the parameters. Collective. The listener is told their indices in this list.
   /// \throws mismatch_error, on every rank, that names the first difference.
@@ -107,9 +105,7 @@ class gradient_exchange {
   /// gradients are reduced in place, and some rank has not given up, it is an error on all.
   void spoil() { buckets_.spoil(); }
   /// Gives up what is under way on all ranks.
-  void discard() {
-    if (buckets_.busy()) buckets_.discard();
-  }
+  void discard() { buckets_.discard(); }
 
   /// Reduces what is not yet reduced and leaves the results in place, divided by the mean number of
   /// passes of the ranks that have any, or by one if `divides` is not set. Collective.

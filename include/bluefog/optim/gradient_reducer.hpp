@@ -80,7 +80,7 @@ class gradient_reducer final : public gradient_listener {
     expect_nothing_cleared();
     any_pass_ = pass_since_step_ = true;
     counter_.count_backward(number);
-    if (exchange_.busy()) exchange_.spoil();  // one too many: what was sent lacks it
+    exchange_.spoil();  // what was sent, if anything was, lacks this one
   }
 
   void gradient_ready(std::size_t index) override {
