@@ -25,6 +25,7 @@
 #include "backend/support.hpp"
 #include "collective/support.hpp"
 #include "support/faulty_backend.hpp"
+#include "support/irregular_graph.hpp"
 
 using namespace bluefog;
 using namespace bluefog_test;
@@ -82,22 +83,6 @@ template <class T>
   std::vector<T> values(count);
   for (std::size_t i = 0; i < count; ++i) values[i] = value_of<T>(rank, i);
   return values;
-}
-
-/// A directed graph without a pattern, whose weights sum up to nothing in particular.
-[[nodiscard]] neighborhood irregular(int rank, int size) {
-  const auto joined = [](int source, int destination) {
-    return source != destination && (7 * source + 3 * destination + source * destination) % 4 != 0;
-  };
-  const auto weight = [](int source, int destination) {
-    return 0.1 + 0.07 * source - 0.03 * destination;
-  };
-  neighborhood links{.self_weight = 0.3 + 0.1 * rank};
-  for (int other = size - 1; other >= 0; --other) {  // in another order than that of the ranks
-    if (joined(other, rank)) links.sources.push_back({other, weight(other, rank)});
-    if (joined(rank, other)) links.destinations.push_back({other, 1.0 - weight(rank, other)});
-  }
-  return links;
 }
 
 /// y_i of the definition: products and sums in the order of the sources, fused.
@@ -202,9 +187,9 @@ RANKS_TEST("values that are added as they come make the average of one pass, bit
   require_exact(comm, topology::exponential(comm.size()));
   require_exact(comm, topology::fully_connected(comm.size()));
   require_exact(comm, topology::star(comm.size()));
-  const auto links = irregular(comm.rank(), comm.size());
+  const auto links = irregular_graph(comm.rank(), comm.size());
   const auto weight = [&](int source) {
-    for (const edge& each : irregular(source, comm.size()).destinations)
+    for (const edge& each : irregular_graph(source, comm.size()).destinations)
       if (each.rank == comm.rank()) return each.weight;
     fail_here("no such edge", std::source_location::current());
   };

@@ -721,10 +721,6 @@ class all_flat {
   std::vector<at::Tensor> values_;
 };
 
-}  // namespace
-
-namespace {
-
 /// Machines of `per_machine` ranks each, or one of all ranks if they are fewer.
 template <class Comm>
 void average_machines(Comm& comm, int per_machine) {

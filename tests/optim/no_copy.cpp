@@ -14,7 +14,7 @@
 #include <bluefog/topology/ring.hpp>
 
 #include "backend/support.hpp"
-#include "support.hpp"
+#include "simulation.hpp"
 #include "support/recording_backend.hpp"
 
 namespace {
@@ -57,7 +57,6 @@ void require_in_place(const Comm& comm, outbox& sent, const mlp& net, std::int64
 
 template <class Comm>
 void send_in_place(Comm& comm, outbox& sent) {
-  using optim::start;
   struct packing {
     std::int64_t bytes;
     std::int64_t buckets;
@@ -67,15 +66,10 @@ void send_in_place(Comm& comm, outbox& sent) {
     const topology::ring ring(comm.size());
     const auto train = [&](auto& optimizer, mlp& net) {
       static_cast<void>(sent.take());  // from its construction
-      for (int step = 0; step < 3; ++step) {
-        optimizer.zero_grad();
-        loss_of(optimizer.forward(net, values({4, 5}, step)), step).backward();
-        optimizer.step();
-      }
+      for (int step = 0; step < 3; ++step) train_by_forward(optimizer, net, comm.rank(), step);
       return optimizer.round();
     };
-    for (const start when :
-         {start::after_step, start::after_forward, start::at_step, start::inside_backward}) {
+    for (const optim::start when : all_starts) {
       mlp net = make_mlp(comm.rank());
       std::int64_t rounds = 0;
       {

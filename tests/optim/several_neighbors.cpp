@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The averaging wrappers on graphs where a rank receives from several others.
-#include <array>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -19,6 +17,7 @@
 #include "backend/support.hpp"
 #include "simulation.hpp"
 #include "support/faulty_backend.hpp"
+#include "support/irregular_graph.hpp"
 
 namespace {
 
@@ -29,22 +28,8 @@ using optim::start;
 using torch::optim::SGD;
 
 constexpr std::int64_t small_bucket = 300;  // several, none of them a round number of elements
-constexpr std::array starts{start::after_step, start::after_forward, start::at_step,
-                            start::inside_backward};
-
-template <class Net, class Optimizer>
-void train(Net& net, Optimizer& optimizer, int step, int rank) {
-  optimizer.zero_grad();
-  const int seed = 31 * step + rank;
-  at::Tensor input = values({4, 5}, seed, net->first->weight.scalar_type());
-  if constexpr (requires { optimizer.forward(net, input); })
-    loss_of(optimizer.forward(net, input), seed).backward();
-  else
-    loss_of(net->forward(input), seed).backward();
-  optimizer.step();
-}
-
-/// The same with torch's optimizer, and neighbor_allreduce of all parameters before or after it.
+/// As `train_by_forward`, with torch's optimizer, and neighbor_allreduce of all parameters before
+/// or after it.
 template <class Comm, class Links>
 void train_by_hand(Comm& comm, mlp& net, SGD& sgd, int step, const Links& links, sequence what) {
   const auto combine = [&] {
@@ -53,8 +38,7 @@ void train_by_hand(Comm& comm, mlp& net, SGD& sgd, int step, const Links& links,
                                            net->parameters());
   };
   sgd.zero_grad();
-  const int seed = 31 * step + comm.rank();
-  loss_of(net->forward(values({4, 5}, seed, net->first->weight.scalar_type())), seed).backward();
+  loss_in_step(step)(net, comm.rank()).backward();
   if (what == sequence::combine_first) combine();
   sgd.step();
   if (what == sequence::adapt_first) combine();
@@ -68,7 +52,7 @@ void require_as_by_hand(Comm& comm, at::ScalarType type, sequence what, const Li
   auto optimizer = wrap(SGD(net->parameters(), momentum), net);
   SGD sgd(twin->parameters(), momentum);
   for (int step = 0; step < 3; ++step) {
-    train(net, optimizer, step, comm.rank());
+    train_by_forward(optimizer, net, comm.rank(), step);
     train_by_hand(comm, twin, sgd, step, links, what);
     require_same_parameters(*net, *twin);
   }
@@ -78,7 +62,7 @@ void require_as_by_hand(Comm& comm, at::ScalarType type, sequence what, const Li
 template <class Comm, class Graph, class Links, class Prepare>
 void require_both_as_by_hand(Comm& comm, const Graph& graph, const Links& links, Prepare prepare) {
   for (const auto type : {at::kFloat, at::kDouble}) {
-    for (const start when : starts)
+    for (const start when : all_starts)
       require_as_by_hand(comm, type, sequence::combine_first, links, [&](SGD sgd, mlp& net) {
         optim::adapt_with_combine optimizer(std::move(sgd), net, comm, graph,
                                             {.start = when, .bucket_bytes = small_bucket});
@@ -94,19 +78,6 @@ void require_both_as_by_hand(Comm& comm, const Graph& graph, const Links& links,
   }
 }
 
-/// A directed graph without a pattern, with weights on both ends of its edges.
-[[nodiscard]] neighborhood irregular(int rank, int size) {
-  const auto joined = [](int source, int destination) {
-    return source != destination && (7 * source + 3 * destination + source * destination) % 4 != 0;
-  };
-  neighborhood links{.self_weight = 0.4};
-  for (int other = 0; other < size; ++other) {
-    if (joined(other, rank)) links.sources.push_back({other, 0.1 + 0.03 * other});
-    if (joined(rank, other)) links.destinations.push_back({other, 0.9 - 0.07 * other});
-  }
-  return links;
-}
-
 }  // namespace
 
 RANKS_TEST("averages with several neighbours are those of neighbor_allreduce, bit for bit",
@@ -118,7 +89,7 @@ RANKS_TEST("averages with several neighbours are those of neighbor_allreduce, bi
   if (n == 3 || n == 5)
     require_both_as_by_hand(comm, topology::fully_connected(n), topology::fully_connected(n),
                             as_it_is);
-  const neighborhood links = irregular(comm.rank(), n);
+  const neighborhood links = irregular_graph(comm.rank(), n);
   if (n == 3 || n == 4)
     require_both_as_by_hand(comm, topology::ring(n), links, [&](auto& optimizer) {
       optimizer.on_round([links](std::int64_t) { return links; });
@@ -132,10 +103,11 @@ RANKS_TEST("a rank that withdraws from several neighbours leaves all parameters 
   mlp net = make_mlp(comm.rank());
   optim::adapt_with_combine optimizer(SGD(net->parameters(), 0.1), net, comm,
                                       topology::fully_connected(n), {.bucket_bytes = small_bucket});
-  train(net, optimizer, 0, comm.rank());
+  train_by_forward(optimizer, net, comm.rank(), 0);
   if (comm.rank() == n - 1) net->second->bias.requires_grad_(false);
   const auto before = flatten(*net);
-  const auto text = require_throws<mismatch_error>([&] { train(net, optimizer, 1, comm.rank()); });
+  const auto text =
+      require_throws<mismatch_error>([&] { train_by_forward(optimizer, net, comm.rank(), 1); });
   require_contains(text, "\"second.bias\"");
   require_same(flatten(*net), before);
 }
@@ -159,15 +131,16 @@ TEST_CASE("a message lost among several neighbours leaves all parameters as they
             optim::adapt_with_combine optimizer(SGD(net->parameters(), 0.0), net, comm,
                                                 topology::fully_connected(size),
                                                 {.bucket_bytes = small_bucket});
-            train(net, optimizer, 0, comm.rank());
+            train_by_forward(optimizer, net, comm.rank(), 0);
           } catch (const error&) {
             ++failed;
             return require_same(flatten(*net), before);
           }
           ++completed;
-          auto mean = torch::zeros_like(before);
-          for (int rank = 0; rank < size; ++rank) mean += flatten(*make_mlp(rank)) / size;
-          require_close(flatten(*net), mean, 1e-12);
+          std::vector<mlp> all;
+          for (int rank = 0; rank < size; ++rank) all.push_back(make_mlp(rank));
+          average_over_all(all);
+          require_close(flatten(*net), flatten(*all[0]), 1e-12);
         },
         {.timeout = 1s, .stall_warning = 100ms});
     INFO("seed " << seed);

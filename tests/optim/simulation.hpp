@@ -9,6 +9,8 @@
 
 #include <torch/torch.h>
 
+#include <bluefog/optim/options.hpp>
+
 #include "support.hpp"
 
 namespace bluefog_test {
@@ -92,8 +94,23 @@ class simulation {
 inline simulation::make_loss loss_in_step(int step) {
   return [step](mlp& net, int rank) {
     const int seed = 31 * step + rank;
-    return loss_of(net->forward(values({4, 5}, seed)), seed);
+    const auto input = values({4, 5}, seed, net->first->weight.scalar_type());
+    return loss_of(net->forward(input), seed);
   };
+}
+
+constexpr bluefog::optim::start all_starts[] = {
+    bluefog::optim::start::after_step, bluefog::optim::start::after_forward,
+    bluefog::optim::start::at_step, bluefog::optim::start::inside_backward};
+
+/// Rank `rank`'s step `step` with a wrapper that counts forwards.
+template <class Optimizer>
+void train_by_forward(Optimizer& optimizer, mlp& net, int rank, int step) {
+  optimizer.zero_grad();
+  const int seed = 31 * step + rank;
+  const auto input = values({4, 5}, seed, net->first->weight.scalar_type());
+  loss_of(optimizer.forward(net, input), seed).backward();
+  optimizer.step();
 }
 
 }  // namespace bluefog_test

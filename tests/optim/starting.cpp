@@ -32,9 +32,6 @@ using optim::start;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-constexpr start all_starts[] = {start::after_step, start::after_forward, start::at_step,
-                                start::inside_backward};
-
 SGD sgd_of(mlp& net) {
   return SGD(net->parameters(), SGDOptions(0.1).momentum(0.9));
 }
@@ -75,14 +72,6 @@ std::vector<at::Tensor> trajectory(Comm& comm, start when, int passes,
   return points;
 }
 
-template <class Optimizer>
-void train(Optimizer& optimizer, mlp& net, int rank, int step) {
-  optimizer.zero_grad();
-  const int seed = 31 * step + rank;
-  loss_of(optimizer.forward(net, values({4, 5}, seed)), seed).backward();
-  optimizer.step();
-}
-
 }  // namespace
 
 RANKS_TEST("whenever parameters begin to travel, they arrive the same, bit for bit",
@@ -114,7 +103,7 @@ RANKS_TEST("the trajectory is the definition's, whenever parameters begin to tra
                                  {.start = when, .bucket_bytes = 300});
     for (int step = 0; step < 5; ++step) {
       all.step(sequence::combine_first, loss_in_step(step));
-      train(optimizer, net, comm.rank(), step);
+      train_by_forward(optimizer, net, comm.rank(), step);
       require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-10);
     }
   }
@@ -178,18 +167,18 @@ RANKS_TEST("what was begun after the step is not part of what is saved", "[optim
     mlp net = make_mlp(comm.rank());
     adapt_with_combine optimizer(sgd_of(net), net, comm,
                                  {.start = when, .global_average_every = 3});
-    for (int step = 0; step < 4; ++step) train(optimizer, net, comm.rank(), step);
+    for (int step = 0; step < 4; ++step) train_by_forward(optimizer, net, comm.rank(), step);
     const std::string model = saved(net), state = saved(optimizer);
-    for (int step = 4; step < 8; ++step) train(optimizer, net, comm.rank(), step);
+    for (int step = 4; step < 8; ++step) train_by_forward(optimizer, net, comm.rank(), step);
 
     for (const start later : all_starts) {
       mlp again = make_mlp(77);
       adapt_with_combine resumed(sgd_of(again), again, comm,
                                  {.start = later, .global_average_every = 3});
-      train(resumed, again, comm.rank(), 9);  // its own communication is given up
+      train_by_forward(resumed, again, comm.rank(), 9);  // its own communication is given up
       restore(model, again);
       restore(state, resumed);
-      for (int step = 4; step < 8; ++step) train(resumed, again, comm.rank(), step);
+      for (int step = 4; step < 8; ++step) train_by_forward(resumed, again, comm.rank(), step);
       require_same_parameters(*again, *net);
     }
   }
@@ -202,7 +191,7 @@ RANKS_TEST("a step more than there are backwards takes back what it would change
     mlp net = make_mlp(comm.rank());
     adapt_with_combine optimizer(sgd_of(net), net, comm, {.start = when});
     for (int step = 0; step < 3; ++step) {
-      train(optimizer, net, comm.rank(), step);
+      train_by_forward(optimizer, net, comm.rank(), step);
       optimizer.step();  // with the same gradients once more, alone
     }
     if (!wanted) wanted = flatten(*net);
@@ -219,7 +208,7 @@ RANKS_TEST("a parameter changed on its way is an error that names it and the rem
   for (const start when : {start::after_forward, start::after_step, start::at_step}) {
     mlp net = make_mlp(comm.rank());
     adapt_with_combine optimizer(sgd_of(net), net, comm, {.start = when});
-    train(optimizer, net, comm.rank(), 0);
+    train_by_forward(optimizer, net, comm.rank(), 0);
     optimizer.zero_grad();
     loss_of(optimizer.forward(net, values({4, 5}, 1)), 1).backward();
     edit(net);
@@ -230,7 +219,7 @@ RANKS_TEST("a parameter changed on its way is an error that names it and the rem
       require_contains(text, "second.bias");
       require_contains(text, "start::at_step");
     }
-    train(optimizer, net, comm.rank(), 2);
+    train_by_forward(optimizer, net, comm.rank(), 2);
   }
   {  // after the step is before the forward
     simulation all(comm.size(), [](mlp& net) { return std::make_unique<SGD>(sgd_of(net)); });
@@ -238,7 +227,7 @@ RANKS_TEST("a parameter changed on its way is an error that names it and the rem
     adapt_with_combine optimizer(sgd_of(net), net, comm);
     for (int step = 0; step < 3; ++step) {
       all.step(sequence::combine_first, loss_in_step(step));
-      train(optimizer, net, comm.rank(), step);
+      train_by_forward(optimizer, net, comm.rank(), step);
       for (int rank = 0; rank < comm.size(); ++rank) edit(all.net(rank));
       edit(net);
     }
@@ -251,14 +240,14 @@ RANKS_TEST("flush averages what is on its way, reset_passes averages nothing", "
     mlp net = make_mlp(comm.rank());
     adapt_with_combine optimizer(sgd_of(net), net, comm, topology::fully_connected(comm.size()),
                                  {.start = when});
-    train(optimizer, net, comm.rank(), 0);
+    train_by_forward(optimizer, net, comm.rank(), 0);
     const auto apart = flatten(*net);
     optimizer.reset_passes();
     require_same(flatten(*net), apart);
     optimizer.flush();
     require_close(flatten(*net), allreduce(comm, apart), 1e-12);
     require_equal(optimizer.round(), std::int64_t{2});
-    train(optimizer, net, comm.rank(), 1);
+    train_by_forward(optimizer, net, comm.rank(), 1);
     require_equal(optimizer.passes_since_communication(), 0);
   }
 }
@@ -268,12 +257,12 @@ RANKS_TEST("a model reloaded while it is on its way goes on from what was loaded
   for (const start when : {start::after_step, start::inside_backward}) {
     mlp net = make_mlp(comm.rank()), alone = make_mlp(40 + comm.rank());
     adapt_with_combine optimizer(SGD(net->parameters(), 0.1), net, comm, {.start = when});
-    train(optimizer, net, comm.rank(), 0);
+    train_by_forward(optimizer, net, comm.rank(), 0);
     restore(saved(alone), net);
     SGD plain(alone->parameters(), 0.1);
     loss_in_step(1)(alone, comm.rank()).backward();
     plain.step();
-    train(optimizer, net, comm.rank(), 1);
+    train_by_forward(optimizer, net, comm.rank(), 1);
     require_same_parameters(*net, *alone);
     require_equal(optimizer.passes_since_communication(), 0);
     const auto apart = flatten(*net);
@@ -297,7 +286,7 @@ RANKS_TEST("a window given up leaves no trace, whenever its communication began"
     optimizer.zero_grad();
     require_same_parameters(*net, *make_mlp(comm.rank()));
     require_equal(optimizer.round(), std::int64_t{0});
-    train(optimizer, net, comm.rank(), 1);
+    train_by_forward(optimizer, net, comm.rank(), 1);
     if (n > 1)  // the neighbours of the next communication are still those
       require_close(flatten(*net),
                     0.75 * flatten(*make_mlp(comm.rank())) + 0.25 * flatten(*make_mlp(right)),
@@ -322,13 +311,13 @@ RANKS_TEST("a backward that takes the step has to be followed by what ends it", 
     require_contains(require_throws<usage_error>([&] { optimizer.skip_step(); }),
                      "inside_backward");
     optimizer.step();
-    train(optimizer, net, comm.rank(), 2);
+    train_by_forward(optimizer, net, comm.rank(), 2);
     optimizer.zero_grad();
     loss_in_step(3)(net, comm.rank()).backward();
     optimizer.flush();  // ends it, too
     loss_in_step(4)(net, comm.rank()).backward();
     optimizer.reset_passes();
-    train(optimizer, net, comm.rank(), 5);
+    train_by_forward(optimizer, net, comm.rank(), 5);
     require_equal(optimizer.passes_since_communication(), 0);
   }
   struct own_sgd : SGD {
@@ -347,7 +336,7 @@ RANKS_TEST("stepping inside the backward follows groups, freezing, reloading and
                              comm, {.start = when, .bucket_bytes = 300});
     first.add_param_group(torch::optim::OptimizerParamGroup(net->second->parameters(),
                                                             std::make_unique<SGDOptions>(0.05)));
-    for (int step = 0; step < 2; ++step) train(first, net, comm.rank(), step);
+    for (int step = 0; step < 2; ++step) train_by_forward(first, net, comm.rank(), step);
     first.flush();  // nothing is on its way where parameters come and go
     first.add_param_group(torch::optim::OptimizerParamGroup(net->last->parameters()));
     auto optimizer = std::move(first);
@@ -355,7 +344,7 @@ RANKS_TEST("stepping inside the backward follows groups, freezing, reloading and
       if (step == 4 || step == 6) optimizer.flush();
       if (step == 4) net->second->weight.requires_grad_(false);
       if (step == 6) net->second->weight.requires_grad_(true);
-      train(optimizer, net, comm.rank(), step);
+      train_by_forward(optimizer, net, comm.rank(), step);
     }
     optimizer.flush();
     restore(saved(make_mlp(40 + comm.rank())), net);
