@@ -42,6 +42,7 @@ function(_bluefog_add_stand_in_test name executable)
   add_executable(${executable} ${ARGN})
   target_link_libraries(${executable} PRIVATE bluefog_nccl_stand_in bluefog_test_main bluefog_warnings)
   target_compile_options(${executable} PRIVATE $<$<CONFIG:Release>:-O1>)
+  _bluefog_compile_together(${executable})
   _bluefog_timeout(seconds 240)
   # NCCL matches messages by their order alone, that of pairs included, and does not know how long
   # they are; nccl/errors.cpp says what happens instead.
@@ -74,6 +75,7 @@ if(BLUEFOG_WITH_MPI AND BLUEFOG_SANITIZER STREQUAL "")
   target_link_libraries(test_nccl_mpi PRIVATE bluefog_nccl_stand_in bluefog::mpi bluefog_test_mpi_main
     bluefog_warnings)
   target_compile_options(test_nccl_mpi PRIVATE $<$<CONFIG:Release>:-O1>)
+  _bluefog_compile_together(test_nccl_mpi)
   if(BLUEFOG_WITH_TORCH)
     target_sources(test_nccl_mpi PRIVATE ${_bluefog_test_directory}/nccl/mpi/tensors.cpp)
     target_link_libraries(test_nccl_mpi PRIVATE bluefog::torch)

@@ -66,6 +66,7 @@ function(_bluefog_test_executable variable layer target main labels)
   target_link_libraries(test_${layer} PRIVATE bluefog::${target} ${main} bluefog_warnings)
   # What tests cost is their compilation; examples and benchmarks are optimized as users do it.
   target_compile_options(test_${layer} PRIVATE $<$<CONFIG:Release>:-O1>)
+  _bluefog_compile_together(test_${layer})
   if(main STREQUAL "bluefog_test_mpi_main")
     target_compile_definitions(test_${layer} PRIVATE BLUEFOG_TEST_MPI=1)
   endif()
@@ -77,6 +78,19 @@ function(_bluefog_test_executable variable layer target main labels)
     _bluefog_precompile(test_${layer})
   endif()
   set(${variable} TRUE PARENT_SCOPE)
+endfunction()
+
+# Lets the compiler see the files of a test together: most of what each costs are templates that the
+# others instantiate as well. -DCMAKE_UNITY_BUILD=OFF compiles one at a time, which is quicker for whoever
+# changes one again and again.
+function(_bluefog_compile_together target)
+  if(NOT DEFINED CMAKE_UNITY_BUILD)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON)
+  endif()
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # Means headers, and takes what is included for one.
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
+  endif()
 endfunction()
 
 # Lets the tests that use torch share one precompiled <torch/torch.h>, which costs more than they do. It

@@ -9,7 +9,10 @@ using namespace bluefog;
 using bluefog_test::require;
 using bluefog_test::require_equal;
 using bluefog_test::require_throws;
+
+namespace {
 using thread_communicator = communicator<thread_backend>;
+}
 
 TEST_CASE("machines are numbered by their lowest rank, ranks within them in rank order",
           "[backend][layout]") {

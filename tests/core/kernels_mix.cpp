@@ -18,7 +18,7 @@ using bluefog::bfloat16;
 using bluefog::float16;
 using bluefog::kernel::weighted_input;
 
-const std::vector<int> input_counts = {0, 1, 2, 3, 5, 9};
+const std::vector<int> mixed_counts = {0, 1, 2, 3, 5, 9};
 
 template <class T>
 std::vector<weighted_input> weighted(const std::vector<double>& weights,
@@ -43,7 +43,7 @@ TEMPLATE_TEST_CASE("mix is the weighted sum, exactly where every step is exact",
   std::mt19937_64 random(1);
   for (auto instructions : instruction_sets())
     for (auto length : lengths)
-      for (int count : input_counts) {
+      for (int count : mixed_counts) {
         const auto self = small_integers<TestType>(length, random);
         std::vector<unaligned_array<TestType>> arrays;
         std::vector<double> weights;
@@ -71,7 +71,7 @@ TEMPLATE_TEST_CASE("mix of any weights errs by no more than its roundings", "[co
                    float16, bfloat16, float, double) {
   std::mt19937_64 random(2);
   const std::int64_t length = 4099;
-  for (int count : input_counts) {
+  for (int count : mixed_counts) {
     const auto self = normal<TestType>(length, random);
     std::vector<unaligned_array<TestType>> arrays;
     for (int j = 0; j < count; ++j) arrays.push_back(normal<TestType>(length, random));
@@ -105,7 +105,7 @@ TEMPLATE_TEST_CASE("mix gives every element the same bits on all instruction set
                    "[core][kernels]", float16, bfloat16, float, double) {
   std::mt19937_64 random(3);
   for (auto length : lengths)
-    for (int count : input_counts) {
+    for (int count : mixed_counts) {
       const auto self = normal<TestType>(length, random);
       std::vector<unaligned_array<TestType>> arrays;
       std::vector<double> weights;
@@ -128,7 +128,7 @@ TEMPLATE_TEST_CASE("mix may write over self and over an input", "[core][kernels]
                    bfloat16, float, double) {
   std::mt19937_64 random(4);
   for (auto length : lengths)
-    for (int count : input_counts) {
+    for (int count : mixed_counts) {
       auto self = normal<TestType>(length, random);
       std::vector<unaligned_array<TestType>> arrays;
       for (int j = 0; j < count; ++j) arrays.push_back(normal<TestType>(length, random));

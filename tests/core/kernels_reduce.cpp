@@ -21,7 +21,7 @@ using bluefog::const_buffer;
 using bluefog::float16;
 using bluefog::reduce_op;
 
-const std::vector<int> input_counts = {1, 2, 3, 5, 9};
+const std::vector<int> reduced_counts = {1, 2, 3, 5, 9};
 const std::vector<reduce_op> all_ops = {reduce_op::average, reduce_op::sum, reduce_op::min,
                                         reduce_op::max, reduce_op::product};
 
@@ -75,7 +75,7 @@ TEMPLATE_TEST_CASE("reduce is the operation's definition, where every step is ex
   for (auto instructions : instruction_sets())
     for (auto op : all_ops)
       for (auto length : lengths)
-        for (int count : input_counts) {
+        for (int count : reduced_counts) {
           const bool product = op == reduce_op::product && !std::same_as<TestType, bool>;
           if (!applies<TestType>(op) || (product && sizeof(TestType) == 1 && count > 5)) continue;
           const auto arrays = many<TestType>(count, [&] {
@@ -102,7 +102,7 @@ TEMPLATE_TEST_CASE("reduce gives the same bits on all instruction sets, whatever
   std::mt19937_64 random(2);
   for (auto op : all_ops)
     for (auto length : lengths)
-      for (int count : input_counts) {
+      for (int count : reduced_counts) {
         if (!applies<TestType>(op)) continue;
         const auto arrays =
             many<TestType>(count, [&] { return random_bits<TestType>(length, random); });

@@ -22,9 +22,9 @@ using namespace bluefog_test;
 
 namespace {
 
-constexpr std::array all{dtype::boolean, dtype::uint8,  dtype::int8,    dtype::int16,
-                         dtype::int32,   dtype::int64,  dtype::float16, dtype::bfloat16,
-                         dtype::float32, dtype::float64};
+constexpr std::array all_dtypes{dtype::boolean, dtype::uint8,  dtype::int8,    dtype::int16,
+                                dtype::int32,   dtype::int64,  dtype::float16, dtype::bfloat16,
+                                dtype::float32, dtype::float64};
 
 using bytes = std::vector<std::byte>;
 
@@ -125,7 +125,7 @@ TEST_CASE("the device's weighted sum is the host's, bit for bit", "[nccl][kernel
 
 TEST_CASE("the device's reductions are the host's, bit for bit", "[nccl][kernels]") {
   const device on;
-  for (const dtype type : all)
+  for (const dtype type : all_dtypes)
     for (const reduce_op op :
          {reduce_op::average, reduce_op::sum, reduce_op::min, reduce_op::max, reduce_op::product})
       for (const std::int64_t count : {1, 77}) {

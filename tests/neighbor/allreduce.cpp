@@ -45,7 +45,7 @@ double precision_of(dtype type) {
 }
 
 template <class T>
-values<T> operand(int rank, std::size_t count) {
+values<T> sampled(int rank, std::size_t count) {
   return values<T>(count, [&](std::size_t i) { return static_cast<float>(sample(rank, i)); });
 }
 
@@ -78,10 +78,10 @@ RANKS_TEST(
       with_type(type, [&]<class T>() {
         if constexpr (!std::is_integral_v<T>)
           for (const std::size_t count : sizes) {
-            auto in = operand<T>(comm.rank(), count);
+            auto in = sampled<T>(comm.rank(), count);
             values<T> out(count);
             neighbor_allreduce(comm, in, out, graph);
-            const auto untouched = operand<T>(comm.rank(), count);
+            const auto untouched = sampled<T>(comm.rank(), count);
             require(std::equal(in.begin(), in.end(), untouched.begin()), "the input has changed");
             for (std::size_t i = 0; i < count; i += 1 + count / 500) {
               const double wanted = mixed(links, comm.rank(), i);

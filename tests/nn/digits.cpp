@@ -27,7 +27,7 @@
 
 namespace fs = std::filesystem;
 using bluefog_test::ContainsSubstring;
-using bytes = std::vector<unsigned char>;
+using file_bytes = std::vector<unsigned char>;
 
 namespace {
 
@@ -45,7 +45,7 @@ class temporary_folder {
     fs::remove_all(path_, ignored);
   }
 
-  fs::path write(const std::string& name, const bytes& content) const {
+  fs::path write(const std::string& name, const file_bytes& content) const {
     std::ofstream(path_ / name, std::ios::binary)
         .write(reinterpret_cast<const char*>(content.data()),
                static_cast<std::streamsize>(content.size()));
@@ -58,13 +58,13 @@ class temporary_folder {
   fs::path path_;
 };
 
-void append_number(bytes& to, std::size_t number) {
+void append_number(file_bytes& to, std::size_t number) {
   for (int shift : {24, 16, 8, 0}) to.push_back(static_cast<unsigned char>(number >> shift));
 }
 
 /// `count` images of 2x3 pixels; every pixel of image i is i mod 256.
-bytes images(std::size_t count) {
-  bytes file;
+file_bytes images(std::size_t count) {
+  file_bytes file;
   for (std::size_t number : {std::size_t{0x803}, count, std::size_t{2}, std::size_t{3}})
     append_number(file, number);
   for (std::size_t i = 0; i < count; ++i) file.insert(file.end(), 6, static_cast<unsigned char>(i));
@@ -72,8 +72,8 @@ bytes images(std::size_t count) {
 }
 
 /// Sorted labels: the first tenth is 0, and so on.
-bytes labels(std::size_t count) {
-  bytes file;
+file_bytes labels(std::size_t count) {
+  file_bytes file;
   append_number(file, 0x801);
   append_number(file, count);
   for (std::size_t i = 0; i < count; ++i)
@@ -124,11 +124,11 @@ TEST_CASE("a bad IDX file is refused with its name and what is wrong", "[nn][idx
   CHECK_THAT(message(folder.write("zip", {0x1F, 0x8B, 8, 0, 0, 0}), 1),
              ContainsSubstring("gunzip"));
 
-  bytes truncated = images(3);
+  file_bytes truncated = images(3);
   truncated.pop_back();
   CHECK_THAT(message(folder.write("truncated", truncated), 3),
              ContainsSubstring("holds 17 bytes of data, its header says 18"));
-  bytes longer = images(3);
+  file_bytes longer = images(3);
   longer.push_back(0);
   CHECK_THAT(message(folder.write("longer", longer), 3), ContainsSubstring("holds 19 bytes"));
 }
@@ -138,7 +138,7 @@ TEST_CASE("images and labels that do not belong together are refused", "[nn][idx
   const auto pixels = folder.write(image_name, images(10));
   CHECK_THROWS_WITH(example::read_images(pixels, folder.write("nine", labels(9))),
                     ContainsSubstring("nine: holds 9 labels") && ContainsSubstring("10 images"));
-  bytes wrong = labels(10);
+  file_bytes wrong = labels(10);
   wrong.back() = 10;
   CHECK_THROWS_WITH(example::read_images(pixels, folder.write("wrong", wrong)),
                     ContainsSubstring("label above 9"));

@@ -177,7 +177,7 @@ RANKS_TEST("joining is refused where steps could be local", "[optim][gradients][
 RANKS_TEST("broadcast_from makes replicas equal, after which gradients suffice again",
            "[optim][gradients][state]") {
   mlp net = make_mlp(0);
-  gradient_allreduce optimizer(SGD(net->parameters(), SGDOptions(0.1).momentum(0.9)), net, comm,
+  gradient_allreduce optimizer(sgd_of(net), net, comm,
                                {.backward_passes_per_step = 2, .bucket_bytes = 700});
   const auto window = [&](int seed, bool local) {
     for (const int pass : {0, 1}) {

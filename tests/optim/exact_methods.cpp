@@ -83,7 +83,7 @@ matrices matrices_of(const Schedule& schedule) {
   return [schedule](int round) { return matrix_of(schedule.round(round)); };
 }
 
-constexpr double mu = 0.1, beta = 0.6;
+constexpr double step_size = 0.1, beta = 0.6;
 
 /// A method twice: the wrapper, and its recursion as papers write it. `advance` takes x of all
 /// ranks from step k to k + 1.
@@ -95,7 +95,7 @@ struct tracking {
   }
   void advance(at::Tensor& x, const matrices& w, int k, const quadratics& f) {
     if (k == 0) y = f.gradient(x);
-    const auto next = w(k).matmul(x - mu * y);
+    const auto next = w(k).matmul(x - step_size * y);
     y = w(k).matmul(y + f.gradient(next) - f.gradient(x));
     x = next;
   }
@@ -109,7 +109,7 @@ struct diffusion {
     return optim::exact_diffusion(std::forward<Arguments>(arguments)...);
   }
   void advance(at::Tensor& x, const matrices& w, int k, const quadratics& f) {
-    const auto psi = x - mu * f.gradient(x);
+    const auto psi = x - step_size * f.gradient(x);
     const auto phi = k == 0 ? psi : psi + x - psi_before;
     x = (phi + w(k).matmul(phi)) / 2;
     psi_before = psi;
@@ -125,9 +125,9 @@ struct d2 {
                                   {.weights = optim::mixing_weights::plain});
   }
   void advance(at::Tensor& x, const matrices& w, int k, const quadratics& f) {
-    const auto next = k == 0
-                          ? w(k).matmul(x - mu * f.gradient(x))
-                          : w(k).matmul(2 * x - before - mu * (f.gradient(x) - f.gradient(before)));
+    const auto next =
+        k == 0 ? w(k).matmul(x - step_size * f.gradient(x))
+               : w(k).matmul(2 * x - before - step_size * (f.gradient(x) - f.gradient(before)));
     before = std::exchange(x, next);
   }
   at::Tensor before;
@@ -140,9 +140,9 @@ struct extra_recursion {
     return optim::extra(std::forward<Arguments>(arguments)...);
   }
   void advance(at::Tensor& x, const matrices& w, int k, const quadratics& f) {
-    const auto next = k == 0 ? w(k).matmul(x) - mu * f.gradient(x)
+    const auto next = k == 0 ? w(k).matmul(x) - step_size * f.gradient(x)
                              : x + w(k).matmul(x) - (before + w(k).matmul(before)) / 2 -
-                                   mu * (f.gradient(x) - f.gradient(before));
+                                   step_size * (f.gradient(x) - f.gradient(before));
     before = std::exchange(x, next);
   }
   at::Tensor before;
@@ -155,9 +155,9 @@ struct large_batch_momentum {
     return optim::decentlam(std::forward<Arguments>(arguments)...);
   }
   void advance(at::Tensor& x, const matrices& w, int k, const quadratics& f) {
-    const auto gradient = (x - w(k).matmul(x - mu * f.gradient(x))) / mu;
+    const auto gradient = (x - w(k).matmul(x - step_size * f.gradient(x))) / step_size;
     m = k == 0 ? gradient : beta * m + gradient;
-    x = x - mu * m;
+    x = x - step_size * m;
   }
   at::Tensor m;
 };
@@ -170,14 +170,15 @@ struct quasi_global {
   }
   void advance(at::Tensor& x, const matrices& w, int k, const quadratics& f) {
     if (k == 0) m = torch::zeros_like(x);
-    const auto next = w(k).matmul(x - mu * (f.gradient(x) + beta * m));
-    m = beta * m + (1 - beta) * (x - next) / mu;
+    const auto next = w(k).matmul(x - step_size * (f.gradient(x) + beta * m));
+    m = beta * m + (1 - beta) * (x - next) / step_size;
     x = next;
   }
   at::Tensor m;
 };
 
-torch::optim::SGD sgd_over(const torch::nn::Module& model, double momentum, double rate = mu) {
+torch::optim::SGD sgd_over(const torch::nn::Module& model, double momentum,
+                           double rate = step_size) {
   return torch::optim::SGD(model.parameters(), torch::optim::SGDOptions(rate).momentum(momentum));
 }
 
@@ -400,7 +401,7 @@ RANKS_TEST("in float32 too, corrections keep their sum of zero, however far para
   const auto balanced = [&](auto wrap) {
     auto x = torch::full({1}, 1000.F).set_requires_grad(true);
     const torch::nn::Module nameless;
-    auto optimizer = wrap(torch::optim::SGD({x}, mu), nameless);
+    auto optimizer = wrap(torch::optim::SGD({x}, step_size), nameless);
     for (int k = 0; k < 500; ++k) {
       optimizer.zero_grad();
       ((x - (1000 + comm.rank())).square().sum() / 2).backward();
@@ -540,12 +541,12 @@ RANKS_TEST("decentlam and quasi-global momentum take weight decay, groups and a 
     const auto start = starts(comm.size())[comm.rank()];
     quadratic decaying(all, comm.rank(), start), plain(regular, comm.rank(), start);
     const auto groups = [](quadratic& model, double weight_decay) {
-      auto options = torch::optim::SGDOptions(mu).momentum(beta).weight_decay(weight_decay);
+      auto options = torch::optim::SGDOptions(step_size).momentum(beta).weight_decay(weight_decay);
       std::vector<torch::optim::OptimizerParamGroup> result;
       result.emplace_back(std::vector{model.a},
                           std::make_unique<torch::optim::SGDOptions>(options));
       result.emplace_back(std::vector{model.b},
-                          std::make_unique<torch::optim::SGDOptions>(options.lr(mu / 2)));
+                          std::make_unique<torch::optim::SGDOptions>(options.lr(step_size / 2)));
       return torch::optim::SGD(std::move(result), options);
     };
     auto with = wrap(groups(decaying, decay), decaying);
@@ -558,7 +559,7 @@ RANKS_TEST("decentlam and quasi-global momentum take weight decay, groups and a 
       equally.step();
       require_close(decaying.now(), plain.now(), 1e-11);
     }
-    require(with.param_groups()[1].options().get_lr() < mu / 2, "rates have not changed");
+    require(with.param_groups()[1].options().get_lr() < step_size / 2, "rates have not changed");
   };
   check([&](auto sgd, auto& model) {
     return optim::decentlam(std::move(sgd), model, comm, topology::ring(comm.size()));
@@ -577,7 +578,8 @@ RANKS_TEST("two backwards before a step are one of the sum, and the step communi
     const auto start = starts(comm.size())[comm.rank()];
     quadratic apart(all, comm.rank(), start), summed(all, comm.rank(), start);
     const auto sgd = [](quadratic& model) {
-      return torch::optim::SGD(model.parameters(), torch::optim::SGDOptions(mu / 4).momentum(0));
+      return torch::optim::SGD(model.parameters(),
+                               torch::optim::SGDOptions(step_size / 4).momentum(0));
     };
     auto accumulating = wrap(sgd(apart), apart);
     auto at_once = wrap(sgd(summed), summed);
@@ -791,8 +793,8 @@ RANKS_TEST("momentum of another kind, and a rate of 0, are refused", "[optim][ex
   scalar model(comm.rank(), comm.size());
   const auto sgd = [&](auto options) { return torch::optim::SGD(model.parameters(), options); };
   const auto nesterov = require_throws<usage_error>([&] {
-    optim::quasi_global_momentum(sgd(torch::optim::SGDOptions(mu).momentum(beta).nesterov(true)),
-                                 model, comm);
+    optim::quasi_global_momentum(
+        sgd(torch::optim::SGDOptions(step_size).momentum(beta).nesterov(true)), model, comm);
   });
   require_contains(nesterov, "Nesterov");
   optim::decentlam still(sgd(torch::optim::SGDOptions(0.0)), model, comm,

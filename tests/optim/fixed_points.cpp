@@ -19,17 +19,17 @@ namespace {
 using namespace bluefog;
 using namespace bluefog_test;
 
-constexpr int ranks = 8;
-using vector = std::array<double, ranks>;
-using matrix = std::array<vector, ranks>;
+constexpr int rank_count = 8;
+using vector = std::array<double, rank_count>;
+using matrix = std::array<vector, rank_count>;
 
 double curvature(int rank) {
-  return 1 + static_cast<double>(rank) / ranks;
+  return 1 + static_cast<double>(rank) / rank_count;
 }
 
 /// f_i(x) = h_i (x - c_i)^2 / 2 with h_i = 1 + i/n, c_i = i.
-struct quadratic : torch::nn::Module {
-  explicit quadratic(int rank) : rank_(rank) {
+struct scalar_quadratic : torch::nn::Module {
+  explicit scalar_quadratic(int rank) : rank_(rank) {
     x = register_parameter("x", torch::zeros({1}, at::kDouble));
   }
   at::Tensor forward() { return (x - rank_).square().sum() * (curvature(rank_) / 2); }
@@ -42,39 +42,39 @@ struct quadratic : torch::nn::Module {
 /// The minimizer of the sum of all f_i.
 double minimizer() {
   double above = 0, below = 0;
-  for (int i = 0; i < ranks; ++i) above += curvature(i) * i, below += curvature(i);
+  for (int i = 0; i < rank_count; ++i) above += curvature(i) * i, below += curvature(i);
   return above / below;
 }
 
 double mean_square_distance(const vector& x) {
   double sum = 0;
   for (const double each : x) sum += (each - minimizer()) * (each - minimizer());
-  return sum / ranks;
+  return sum / rank_count;
 }
 double distance_of_mean(const vector& x) {
   double sum = 0;
   for (const double each : x) sum += each;
-  return std::abs(sum / ranks - minimizer());
+  return std::abs(sum / rank_count - minimizer());
 }
 
 /// Solves a x = b by elimination with pivots.
 vector solve(matrix a, vector b) {
-  for (std::size_t k = 0; k < ranks; ++k) {
+  for (std::size_t k = 0; k < rank_count; ++k) {
     std::size_t pivot = k;
-    for (std::size_t i = k; i < ranks; ++i)
+    for (std::size_t i = k; i < rank_count; ++i)
       if (std::abs(a[i][k]) > std::abs(a[pivot][k])) pivot = i;
     std::swap(a[k], a[pivot]);
     std::swap(b[k], b[pivot]);
-    for (std::size_t i = k + 1; i < ranks; ++i) {
+    for (std::size_t i = k + 1; i < rank_count; ++i) {
       const double factor = a[i][k] / a[k][k];
-      for (std::size_t j = k; j < ranks; ++j) a[i][j] -= factor * a[k][j];
+      for (std::size_t j = k; j < rank_count; ++j) a[i][j] -= factor * a[k][j];
       b[i] -= factor * b[k];
     }
   }
   vector x{};
-  for (std::size_t k = ranks; k-- > 0;) {
+  for (std::size_t k = rank_count; k-- > 0;) {
     double rest = b[k];
-    for (std::size_t j = k + 1; j < ranks; ++j) rest -= a[k][j] * x[j];
+    for (std::size_t j = k + 1; j < rank_count; ++j) rest -= a[k][j] * x[j];
     x[k] = rest / a[k][k];
   }
   return x;
@@ -83,12 +83,13 @@ vector solve(matrix a, vector b) {
 /// m[i][j]: what rank i takes of rank j in ring and static exponential graph of 8 ranks.
 matrix ring_matrix() {
   matrix m{};
-  for (std::size_t i = 0; i < ranks; ++i) m[i][i] = m[i][(i + 1) % 8] = m[i][(i + 7) % 8] = 1. / 3;
+  for (std::size_t i = 0; i < rank_count; ++i)
+    m[i][i] = m[i][(i + 1) % 8] = m[i][(i + 7) % 8] = 1. / 3;
   return m;
 }
 matrix exponential_matrix() {
   matrix m{};
-  for (std::size_t i = 0; i < ranks; ++i)
+  for (std::size_t i = 0; i < rank_count; ++i)
     m[i][i] = m[i][(i + 7) % 8] = m[i][(i + 6) % 8] = m[i][(i + 4) % 8] = 1. / 4;
   return m;
 }
@@ -97,8 +98,8 @@ matrix exponential_matrix() {
 vector fixed_point(const matrix& w, double mu, bool adapt_first) {
   matrix a{};
   vector b{};
-  for (std::size_t i = 0; i < ranks; ++i)
-    for (std::size_t j = 0; j < ranks; ++j) {
+  for (std::size_t i = 0; i < rank_count; ++i)
+    for (std::size_t j = 0; j < rank_count; ++j) {
       const double mixed = adapt_first ? w[i][j] : (i == j ? 1.0 : 0.0);
       const double h = curvature(static_cast<int>(j));
       a[i][j] = (i == j ? 1.0 : 0.0) - w[i][j] + mu * mixed * h;
@@ -109,15 +110,15 @@ vector fixed_point(const matrix& w, double mu, bool adapt_first) {
 
 struct combine_first {
   template <class Topology>
-  static auto wrap(torch::optim::SGD sgd, quadratic& model, communicator<thread_backend>& comm,
-                   Topology topology) {
+  static auto wrap(torch::optim::SGD sgd, scalar_quadratic& model,
+                   communicator<thread_backend>& comm, Topology topology) {
     return optim::adapt_with_combine(std::move(sgd), model, comm, std::move(topology));
   }
 };
 struct adapt_first {
   template <class Topology>
-  static auto wrap(torch::optim::SGD sgd, quadratic& model, communicator<thread_backend>& comm,
-                   Topology topology) {
+  static auto wrap(torch::optim::SGD sgd, scalar_quadratic& model,
+                   communicator<thread_backend>& comm, Topology topology) {
     return optim::adapt_then_combine(std::move(sgd), model, comm, std::move(topology));
   }
 };
@@ -126,8 +127,8 @@ struct adapt_first {
 template <class Kind, class Topology>
 std::array<vector, 3> run(const Topology& topology, double mu, int steps) {
   std::array<vector, 3> last{};
-  run_threads(ranks, [&](communicator<thread_backend>& comm) {
-    quadratic model(comm.rank());
+  run_threads(rank_count, [&](communicator<thread_backend>& comm) {
+    scalar_quadratic model(comm.rank());
     auto optimizer = Kind::wrap(torch::optim::SGD(model.parameters(), torch::optim::SGDOptions(mu)),
                                 model, comm, topology);
     for (int k = 0; k < steps; ++k) {
@@ -157,7 +158,7 @@ void check_fixed_points(const Topology& topology, const matrix& weights, double 
   const auto combined_exactly = fixed_point(weights, mu, false);
   const auto adapted_exactly = fixed_point(weights, mu, true);
   CHECK(std::abs(distance_of_mean(combined) - distance_of_mean(combined_exactly)) < 1e-10);
-  for (std::size_t i = 0; i < ranks; ++i) {
+  for (std::size_t i = 0; i < rank_count; ++i) {
     CHECK(std::abs(combined[i] - combined_exactly[i]) < 1e-10);
     CHECK(std::abs(adapted[i] - adapted_exactly[i]) < 1e-10);
   }
@@ -167,31 +168,32 @@ void check_fixed_points(const Topology& topology, const matrix& weights, double 
 
 TEST_CASE("on quadratics over a ring both averaging optimizers end at their fixed points",
           "[optim][exact][thread]") {
-  check_fixed_points(topology::ring(ranks), ring_matrix(), 0.1,
+  check_fixed_points(topology::ring(rank_count), ring_matrix(), 0.1,
                      {6.517391302799e-1, 4.737816509650e-1});
-  check_fixed_points(topology::ring(ranks), ring_matrix(), 0.05,
+  check_fixed_points(topology::ring(rank_count), ring_matrix(), 0.05,
                      {2.577329141385e-1, 1.780510930826e-1});
 }
 
 TEST_CASE("the mean over a ring misses the minimizer by what theory says",
           "[optim][exact][thread]") {
-  CHECK(std::abs(distance_of_mean(run<adapt_first>(topology::ring(ranks), 0.1, 360)[0]) -
+  CHECK(std::abs(distance_of_mean(run<adapt_first>(topology::ring(rank_count), 0.1, 360)[0]) -
                  1.106036292190e-1) < 1e-10);
-  CHECK(std::abs(distance_of_mean(run<adapt_first>(topology::ring(ranks), 0.05, 720)[0]) -
+  CHECK(std::abs(distance_of_mean(run<adapt_first>(topology::ring(rank_count), 0.05, 720)[0]) -
                  6.744245965442e-2) < 1e-10);
 }
 
 TEST_CASE("on quadratics over the exponential graph both end at their fixed points",
           "[optim][exact][thread]") {
-  check_fixed_points(topology::exponential(ranks), exponential_matrix(), 0.1,
+  check_fixed_points(topology::exponential(rank_count), exponential_matrix(), 0.1,
                      {1.018947167730e-1, 2.413420214829e-2});
-  CHECK(std::abs(distance_of_mean(run<adapt_first>(topology::exponential(ranks), 0.1, 360)[0]) -
-                 1.071886062775e-3) < 1e-10);
+  CHECK(
+      std::abs(distance_of_mean(run<adapt_first>(topology::exponential(rank_count), 0.1, 360)[0]) -
+               1.071886062775e-3) < 1e-10);
 }
 
 TEST_CASE("with one peer per step the fixed point has the period of the schedule",
           "[optim][exact][thread]") {
-  const auto periods = run<adapt_first>(topology::one_peer_exponential(ranks), 0.1, 360);
+  const auto periods = run<adapt_first>(topology::one_peer_exponential(rank_count), 0.1, 360);
   CHECK(std::abs(mean_square_distance(periods[0]) - 9.220506069207e-2) < 1e-10);
   CHECK(std::abs(mean_square_distance(periods[1]) - 1.174099511992e-1) < 1e-10);
   CHECK(std::abs(mean_square_distance(periods[2]) - 3.342817784304e-2) < 1e-10);

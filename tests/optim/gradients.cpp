@@ -157,8 +157,7 @@ RANKS_TEST("windows with local steps end with equal replicas", "[optim][gradient
   captured_log log;
   for (const std::string_view sequence : {"FsFsFS", "FFsFS", "FsFFS", "FsFsFSFFFSFFsFS"}) {
     mlp net = make_mlp(0);
-    gradient_allreduce optimizer(SGD(net->parameters(), SGDOptions(0.1).momentum(0.9)), net, comm,
-                                 {.backward_passes_per_step = 3});
+    gradient_allreduce optimizer(sgd_of(net), net, comm, {.backward_passes_per_step = 3});
     int seed = 0;
     for (const char each : sequence) {
       if (each == 'F') {

@@ -32,10 +32,6 @@ using optim::start;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-SGD sgd_of(mlp& net) {
-  return SGD(net->parameters(), SGDOptions(0.1).momentum(0.9));
-}
-
 /// A window of a user's program: F a forward with its backward, s a step that may not communicate,
 /// S one that has to; gradients are cleared after each step.
 template <class Optimizer, class Comm>

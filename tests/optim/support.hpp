@@ -76,6 +76,11 @@ inline mlp make_mlp(int seed, at::ScalarType type = at::kDouble) {
   return net;
 }
 
+/// \return SGD with momentum over all parameters of `net`, whose state goes with them.
+inline torch::optim::SGD sgd_of(mlp& net) {
+  return torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
 /// \return the mean squared distance of the model's answer to `batch` of `seed` from its target.
 inline at::Tensor loss_of(const at::Tensor& answer, int seed) {
   return torch::mse_loss(answer, values(answer.sizes(), seed + 500, answer.scalar_type()));

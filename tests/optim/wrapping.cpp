@@ -44,12 +44,7 @@ void train(Optimizer& optimizer, mlp& net, int rank, int step) {
 
 /// A simulation in which every rank has plain SGD with momentum.
 simulation simulated_sgd(int ranks) {
-  return {ranks, [](mlp& net) {
-            return std::make_unique<SGD>(net->parameters(), SGDOptions(0.1).momentum(0.9));
-          }};
-}
-SGD sgd_of(mlp& net) {
-  return SGD(net->parameters(), SGDOptions(0.1).momentum(0.9));
+  return {ranks, [](mlp& net) { return std::make_unique<SGD>(sgd_of(net)); }};
 }
 
 struct convolutional_impl : torch::nn::Module {

@@ -163,4 +163,4 @@ void on_mpi(const Body& body, const bluefog::communicator_options& options = {})
   static void body([[maybe_unused]] Comm& comm)
 #endif
 #define RANKS_TEST(name, tags) \
-  BLUEFOG_RANKS_TEST(BLUEFOG_TEST_JOIN(ranks_test_, __LINE__), name, tags)
+  BLUEFOG_RANKS_TEST(BLUEFOG_TEST_JOIN(ranks_test_, __COUNTER__), name, tags)
