@@ -9,6 +9,7 @@
 //   ./050_local_sgd --backend threads --ranks 4       four threads of one process
 //   ./050_local_sgd --help                            epochs, sizes, ...
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -98,10 +99,17 @@ void compare(bluefog::communicator<Backend>& comm, const example::training_optio
                 *digits.train.size(), *digits.test.size(), options.epochs);
     std::printf("               J  steps  communications    bytes/rank  accuracy  distance\n");
   }
-  show("every step", 1, train(comm, options, digits, way::local_sgd, 1));
+  const result every = train(comm, options, digits, way::local_sgd, 1);
+  show("every step", 1, every);
   for (const int passes : {4, 16}) {
-    show("accumulation", passes, train(comm, options, digits, way::accumulation, passes));
-    show("local SGD", passes, train(comm, options, digits, way::local_sgd, passes));
+    const result summed = train(comm, options, digits, way::accumulation, passes);
+    show("accumulation", passes, summed);
+    const result local = train(comm, options, digits, way::local_sgd, passes);
+    show("local SGD", passes, local);
+    if (!speaks || comm.size() == 1) continue;
+    std::printf("               both send 1/%.0f of the bytes, and %s learns more from them\n",
+                every.bytes / std::max(summed.bytes, local.bytes),
+                local.accuracy > summed.accuracy ? "local SGD" : "accumulation");
   }
 }
 
@@ -131,6 +139,8 @@ int main(int argc, char** argv) {
 // every step     1  <number>  <number>  <number>  <number>  <number>
 // accumulation   4  <number>  <number>  <number>  <number>  <number>
 // local SGD      4  <number>  <number>  <number>  <number>  <number>
+//                both send 1/4 of the bytes, and local SGD learns more from them
 // accumulation  16  <number>  <number>  <number>  <number>  <number>
 // local SGD     16  <number>  <number>  <number>  <number>  <number>
+//                both send 1/16 of the bytes, and local SGD learns more from them
 // clang-format on
