@@ -178,19 +178,20 @@ void measure_local_steps(comm_type& comm, report& out, int repeats) {
   const double adapting = against_sgd(comm, repeats, [&](const network& net) {
     return optim::adapt_then_combine(sgd_over(net), net, comm, {.backward_passes_per_step = never});
   });
+  const double reducing = against_sgd(comm, repeats, [&](const network& net) {
+    return optim::gradient_allreduce(sgd_over(net), net, comm, {.backward_passes_per_step = never});
+  });
   protocol::require(comm.statistics().bytes_sent == sent, "a local step has sent something");
   out.row("local", "torch's SGD", "torch's SGD", against_sgd(comm, repeats, sgd_over), 0);
   out.row("local", "local step, adapt_with_combine", "torch's SGD", combining, 1.02);
   out.row("local", "local step, adapt_then_combine", "torch's SGD", adapting, 1.02);
+  out.row("local", "local step, gradient_allreduce", "torch's SGD", reducing, 1.02);
 }
 
 /// The messages of a step that averages over `topology`, and the most memory that it takes.
-///
-/// \param arriving  bytes that may be held besides one more copy of the parameters.
 template <class Topology>
 void measure_messages_and_memory(comm_type& comm, report& out, const Topology& topology,
-                                 const bluefog::neighborhood& links, const char* memory,
-                                 std::int64_t arriving) {
+                                 const bluefog::neighborhood& links, const char* memory) {
   mallopt(M_MMAP_THRESHOLD, 64 << 10);  // what is freed goes back to the system
   network net(resnet_50());
   const auto bytes = static_cast<double>(net.bytes());
@@ -213,7 +214,7 @@ void measure_messages_and_memory(comm_type& comm, report& out, const Topology& t
   out.row("messages", "messages to each, 161 tensors", "buckets of 25 MiB",
           static_cast<double>(messages) / destinations, full + 1);
   out.row("B20", memory, "bytes of the parameters", (process_bytes("VmHWM") - before) / bytes,
-          1.01 + static_cast<double>(arriving) / bytes);
+          1.01);
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
 }
 
@@ -221,12 +222,11 @@ void measure_messages_and_memory(comm_type& comm, report& out) {
   namespace topology = bluefog::topology;
   const topology::one_peer_exponential one_peer(comm.size());
   measure_messages_and_memory(comm, out, one_peer, one_peer.rounds(comm.rank())[0],
-                              "memory beyond plain SGD's", 0);
+                              "memory beyond plain SGD's");
   if (comm.size() <= 2) return;  // the same graph
   const topology::exponential all_peers(comm.size());
   const auto links = topology::neighborhood_of(all_peers, comm.rank());
-  measure_messages_and_memory(comm, out, all_peers, links, "memory, exponential graph",
-                              bucket_bytes);
+  measure_messages_and_memory(comm, out, all_peers, links, "memory, exponential graph");
 }
 
 void measure_parameter_scaling(comm_type& comm, report& out, int repeats) {
