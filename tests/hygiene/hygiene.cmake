@@ -17,6 +17,24 @@ add_test(NAME hygiene.documents
   COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/check_documents.py ${PROJECT_SOURCE_DIR})
 set_tests_properties(hygiene.documents PROPERTIES LABELS hygiene TIMEOUT 60)
 
+# Headers that begin with the same half a minute of libtorch share it precompiled, each still the only one
+# of this project in its program: those that include it anyway, so that nothing of it can be missing.
+if(BLUEFOG_WITH_TORCH AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/generated/module.cpp" CONTENT "")
+  add_library(bluefog_test_module OBJECT "${CMAKE_CURRENT_BINARY_DIR}/generated/module.cpp")
+  target_link_libraries(bluefog_test_module PRIVATE bluefog::torch bluefog_warnings)
+  target_precompile_headers(bluefog_test_module PRIVATE <torch/nn/module.h>)
+  _bluefog_preprocess_precompiled(bluefog_test_module)
+  execute_process(
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/reaches.py ${PROJECT_SOURCE_DIR}/include torch/nn/module.h
+    OUTPUT_VARIABLE _bluefog_headers COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX REPLACE "\n" ";" _bluefog_headers "${_bluefog_headers}")
+  list(TRANSFORM _bluefog_headers REPLACE "(.+)"
+    "${PROJECT_BINARY_DIR}/bluefog_torch_verify_interface_header_sets/\\1.cxx")
+  set_source_files_properties(${_bluefog_headers} DIRECTORY ${PROJECT_SOURCE_DIR} PROPERTIES COMPILE_OPTIONS
+    "-include;${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/bluefog_test_module.dir/cmake_pch.hxx;-fpch-preprocess")
+endif()
+
 # A program of its own for each public header, with this project's warnings.
 if(NOT BLUEFOG_SANITIZER STREQUAL thread)
   add_test(NAME hygiene.headers_compile_alone
