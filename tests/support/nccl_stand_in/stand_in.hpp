@@ -67,6 +67,11 @@ void count_object(int change);
 /// \return how often device memory or pinned host memory has been asked for or freed so far.
 [[nodiscard]] int memory_calls();
 
+/// \return the devices on which calls have made or used a context since `forget_contexts`,
+///         ascending. All but questions about devices do, on the calling thread's current one.
+[[nodiscard]] std::vector<int> contexts();
+void forget_contexts();
+
 /// A stream's thread.
 class stream {
  public:
