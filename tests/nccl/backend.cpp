@@ -325,6 +325,31 @@ TEST_CASE("more ranks on a host than devices are refused on every rank", "[nccl]
   CHECK(std::count(refused.begin(), refused.end(), '\n') == stand_in::devices + 1);
 }
 
+TEST_CASE("another NCCL than was compiled for is refused on all ranks, unless it is a newer one",
+          "[nccl][bootstrap]") {
+  const auto problem_with = [](int code) {
+    stand_in::nccl_version(code);  // on one rank
+    return run_nccl_ranks(3, [](nccl_communicator&) {}, {});
+  };
+  const auto refused = [&](int code, const std::string& text) {
+    const auto problem = problem_with(code);
+    INFO(problem);
+    std::size_t told = 0;
+    for (auto at = problem.find(text); at != std::string::npos; at = problem.find(text, at + 1))
+      ++told;
+    CHECK(told == 3);
+  };
+  const auto but = [](int major, int minor) {
+    return concat("compiled for NCCL ", NCCL_MAJOR, ".", NCCL_MINOR, ".", NCCL_PATCH, ", but NCCL ",
+                  major, ".", minor, ".5 was loaded");
+  };
+  refused(NCCL_VERSION_CODE - 1, "but NCCL ");
+  refused(10000 * (NCCL_MAJOR - 1) + 9905, but(NCCL_MAJOR - 1, 99));
+  refused(10000 * (NCCL_MAJOR + 1) + 105, but(NCCL_MAJOR + 1, 1));
+  CHECK(problem_with(NCCL_VERSION_CODE + 1) == "");
+  CHECK(problem_with(NCCL_VERSION_CODE + 100) == "");
+}
+
 TEST_CASE("ranks take no context on a device that is not theirs", "[nccl][devices]") {
   const auto operations = [](nccl_communicator& comm, bool device) {
     std::vector<float> x(40, 1), y(40);

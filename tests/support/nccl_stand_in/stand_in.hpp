@@ -46,6 +46,9 @@ void fail_call(const std::string& function, int on_device, int code);
 /// \return the calls that had to fail and have not come, after which none has to.
 [[nodiscard]] int calls_left_to_fail();
 
+/// The next that asks for NCCL's version is told `code`, as `NCCL_VERSION_CODE` is.
+void nccl_version(int code);
+
 /// Whether a rank learns from NCCL that another one has aborted, as over sockets. Otherwise it does
 /// not, as on one host.
 void aborts_are_seen(bool yes);
