@@ -44,21 +44,26 @@ struct meeting {
 
 namespace detail {
 
+/// \return environment variable `name`. \throws usage_error if it is missing or empty.
+[[nodiscard]] inline std::string text_from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  expects(
+      text != nullptr && *text != '\0', "nccl_backend: the environment lacks ", name,
+      "; a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or use "
+      "nccl::meet_by_file or nccl::meet_over");
+  return text;
+}
+
 /// \return the number in environment variable `name`.
 /// \throws usage_error if it is missing or no number in [least, most].
 [[nodiscard]] inline int number_from_environment(const char* name, int least, int most) {
-  const char* text = std::getenv(name);
-  expects(
-      text != nullptr, "nccl_backend: the environment lacks ", name,
-      "; a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or use "
-      "nccl::meet_by_file or nccl::meet_over");
-  const std::string_view digits(text);
+  const std::string digits = text_from_environment(name);
   int number = 0;
   const auto [end, problem] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
   expects(problem == std::errc() && end == digits.data() + digits.size() && number >= least &&
               number <= most,
-          "nccl_backend: ", name, " must be an integer in [", least, ", ", most, "], got \"", text,
-          "\"");
+          "nccl_backend: ", name, " must be an integer in [", least, ", ", most, "], got \"",
+          digits, "\"");
   return number;
 }
 
@@ -182,9 +187,7 @@ template <class Make>
   if (size == 1) return {.rank = 0, .size = 1, .words = std::make_shared<local_board>()};
   const auto port =
       static_cast<std::uint16_t>(detail::number_from_environment("MASTER_PORT", 1, 65534) + 1);
-  const char* master = std::getenv("MASTER_ADDR");
-  expects(master != nullptr && *master != '\0', "nccl_backend: the environment lacks MASTER_ADDR");
-  return detail::meet_at(master, port, rank, size);
+  return detail::meet_at(detail::text_from_environment("MASTER_ADDR"), port, rank, size);
 }
 
 /// Ranks that share a file system, or a host: rank 0 writes into the file where it can be reached.

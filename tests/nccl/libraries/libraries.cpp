@@ -50,18 +50,31 @@ TEST_CASE("a failed call says which it was, with code and text", "[nccl][errors]
 }
 
 TEST_CASE("a variable that the launcher does not set is named", "[nccl][bootstrap]") {
-  unsetenv("RANK");
-  unsetenv("WORLD_SIZE");
-  CHECK_THROWS_WITH(nccl::meet_by_environment(), ContainsSubstring("lacks WORLD_SIZE"));
+  for (const char* each : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) unsetenv(each);
+  const auto lacks = [](const std::string& name) {
+    CHECK_THROWS_WITH(nccl::meet_by_environment(),
+                      ContainsSubstring("the environment lacks " + name + "; a launcher such as") &&
+                          ContainsSubstring("nccl::meet_by_file or nccl::meet_over"));
+  };
+  lacks("WORLD_SIZE");
+  for (const char* wrong : {"0", "-1", "two", "2 "}) {
+    setenv("WORLD_SIZE", wrong, 1);
+    CHECK_THROWS_WITH(nccl::meet_by_environment(),
+                      ContainsSubstring("WORLD_SIZE must be an integer in [1, ") &&
+                          ContainsSubstring(std::string("got \"") + wrong + "\""));
+  }
   setenv("WORLD_SIZE", "2", 1);
-  CHECK_THROWS_WITH(nccl::meet_by_environment(), ContainsSubstring("lacks RANK"));
+  lacks("RANK");
   setenv("RANK", "2", 1);
   CHECK_THROWS_WITH(nccl::meet_by_environment(),
                     ContainsSubstring("RANK must be an integer in [0, 1], got \"2\""));
   setenv("RANK", "0", 1);
-  CHECK_THROWS_WITH(nccl::meet_by_environment(), ContainsSubstring("lacks MASTER_PORT"));
-  unsetenv("RANK");
-  unsetenv("WORLD_SIZE");
+  lacks("MASTER_PORT");
+  setenv("MASTER_PORT", "29500", 1);
+  lacks("MASTER_ADDR");
+  setenv("MASTER_ADDR", "", 1);
+  lacks("MASTER_ADDR");
+  for (const char* each : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) unsetenv(each);
 }
 
 namespace {
