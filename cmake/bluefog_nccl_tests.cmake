@@ -53,11 +53,12 @@ endfunction()
 
 file(GLOB _bluefog_own CONFIGURE_DEPENDS "${_bluefog_test_directory}/nccl/*.cpp")
 # The shared tests in one kind of build: elsewhere their compilation would cost more than they find, the
-# more as nccl/operations.cpp has every operation in all of them. Left out are backend/layout, which does
-# not communicate, and collective/chunking, which is about MPI's counts.
+# more as nccl/operations.cpp has every operation in all of them. Left out are backend/check,
+# backend/concepts and backend/faults, which have no test of ranks over any transport; collective/chunking,
+# about MPI's counts; and neighbor/folding, which adds up on the host what arrives, as no backend of devices does.
 set(_bluefog_shared "")
 if(BLUEFOG_SANITIZER STREQUAL "" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  set(_bluefog_shared backend/engine
+  set(_bluefog_shared backend/engine backend/layout
     collective/allgather collective/allreduce collective/any_of collective/barrier
     collective/broadcast collective/broadcast_object collective/check_mode collective/requests
     neighbor/allgather neighbor/allreduce neighbor/hierarchical_allreduce neighbor/inference

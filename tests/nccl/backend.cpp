@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -322,6 +323,85 @@ TEST_CASE("more ranks on a host than devices are refused on every rank", "[nccl]
   const auto refused = run_nccl_ranks(stand_in::devices + 1, [](nccl_communicator&) {}, {});
   CHECK_THAT(refused, ContainsSubstring("only 16 are visible"));
   CHECK(std::count(refused.begin(), refused.end(), '\n') == stand_in::devices + 1);
+}
+
+TEST_CASE("another NCCL than was compiled for is refused on all ranks, unless it is a newer one",
+          "[nccl][bootstrap]") {
+  const auto problem_with = [](int code) {
+    stand_in::nccl_version(code);  // on one rank
+    return run_nccl_ranks(3, [](nccl_communicator&) {}, {});
+  };
+  const auto refused = [&](int code, const std::string& text) {
+    const auto problem = problem_with(code);
+    INFO(problem);
+    std::size_t told = 0;
+    for (auto at = problem.find(text); at != std::string::npos; at = problem.find(text, at + 1))
+      ++told;
+    CHECK(told == 3);
+  };
+  const auto but = [](int major, int minor) {
+    return concat("compiled for NCCL ", NCCL_MAJOR, ".", NCCL_MINOR, ".", NCCL_PATCH, ", but NCCL ",
+                  major, ".", minor, ".5 was loaded");
+  };
+  refused(NCCL_VERSION_CODE - 1, "but NCCL ");
+  refused(10000 * (NCCL_MAJOR - 1) + 9905, but(NCCL_MAJOR - 1, 99));
+  refused(10000 * (NCCL_MAJOR + 1) + 105, but(NCCL_MAJOR + 1, 1));
+  CHECK(problem_with(NCCL_VERSION_CODE + 1) == "");
+  CHECK(problem_with(NCCL_VERSION_CODE + 100) == "");
+}
+
+TEST_CASE("ranks take no context on a device that is not theirs", "[nccl][devices]") {
+  const auto operations = [](nccl_communicator& comm, bool device) {
+    std::vector<float> x(40, 1), y(40);
+    require_equal(comm.transport().on_device(x.data()), device);
+    auto pending = neighbor_allreduce_nonblocking(comm, x, y, topology::ring(2));
+    allreduce_nonblocking(comm, x, x, reduce_op::max).wait();
+    pending.wait();
+    neighbor_allreduce(comm, x, y, topology::ring(2));
+    broadcast(comm, x, 0);
+    auto copy = comm.duplicate();
+    barrier(copy);
+  };
+  for (const bool device : {false, true}) {
+    INFO((device ? "device" : "host") << " memory");
+    stand_in::all_memory_is_device(device);
+    std::vector<int> used;
+    std::barrier together(3);
+    CHECK(
+        run_nccl_ranks(3,
+                       [&](nccl_communicator& comm) {
+                         auto part = comm.split(comm.rank() == 0 ? 0 : 1);
+                         together.arrive_and_wait();
+                         // As in a process of its own: nobody has used device 0, and a thread
+                         // begins there.
+                         if (comm.rank() == 0) stand_in::forget_contexts();
+                         together.arrive_and_wait();
+                         if (comm.rank() > 0)
+                           std::async(std::launch::async, [&] { operations(part, device); }).get();
+                         together.arrive_and_wait();
+                         if (comm.rank() == 0) used = stand_in::contexts();
+                         together.arrive_and_wait();
+                       },
+                       {}) == "");
+    CHECK(used == std::vector{1, 2});
+  }
+  stand_in::all_memory_is_device(false);
+}
+
+TEST_CASE("a thread's device is again the current one where it has been used", "[nccl][devices]") {
+  std::jthread([] {
+    const auto current = [] { return stand_in::current_device(); };
+    stand_in::forget_contexts();
+    { const nccl::device_scope scope(4); }
+    CHECK(current() == 4);
+    nccl::check(cudaSetDevice(2), "cudaSetDevice");
+    {
+      const nccl::device_scope scope(4);
+      CHECK(current() == 4);
+    }
+    CHECK(current() == 2);
+    CHECK(stand_in::contexts() == std::vector{2, 4});
+  }).join();
 }
 
 TEST_CASE("communicators made from one another, and many in turn, leave nothing behind",

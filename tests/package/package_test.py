@@ -22,7 +22,8 @@ def parse():
     parser.add_argument("--mpi-compiler", default="")
     parser.add_argument("--mpiexec", default="")
     parser.add_argument("--torch", default="", help="the libtorch folder of this build")
-    parser.add_argument("--nccl", action="store_true", help="this build has NCCL")
+    parser.add_argument("--nccl", default="", help="the folder of this build's nccl.h")
+    parser.add_argument("--nccl-library", default="", help="the file of this build's NCCL")
     return parser.parse_args()
 
 
@@ -61,7 +62,7 @@ def with_or_without(torch=None):
 
 
 def build_and_run(build, torch, nccl=None):
-    nccl = A.nccl if nccl is None else nccl
+    nccl = bool(A.nccl) if nccl is None else nccl
     require(run(A.cmake, "--build", build).returncode == 0, "it builds")
     app = build / "app"
     commands = [[app]]
@@ -116,6 +117,19 @@ def components():
     require(done.returncode == 0, "so is NCCL")
     build_and_run(build, torch=False)
 
+    folder = A.work / "nccl_config"
+    folder.mkdir(exist_ok=True)
+    (folder / "NCCLConfig.cmake").write_text(f"""
+add_library(NCCL::nccl UNKNOWN IMPORTED)
+set_target_properties(NCCL::nccl PROPERTIES
+  IMPORTED_LOCATION "{A.nccl_library}" INTERFACE_INCLUDE_DIRECTORIES "{A.nccl}" MADE_BY_ITS_CONFIGURATION TRUE)
+""")
+    done = configure(A.source / "tests/package/components", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}",
+                     "-DCONSUMER_NCCL=ON", f"-DNCCL_DIR={folder}")
+    require(done.returncode == 0, "so is an NCCL with a package configuration")
+    require(f"NCCL of its own configuration: {A.nccl_library} with CUDA::cudart CUDA::nvrtc" in said(done.stdout),
+            "its target is taken, with what the library needs besides")
+
 
 def subdirectory():
     build = A.work / A.step
@@ -162,6 +176,16 @@ def errors():
 
     text = refused(whole, "-DCONSUMER_COMPONENTS=core", "-DCONSUMER_VERSION=0.2")
     require("0.1" in text and "0.2" in text, "another minor version does not fit")
+
+    if A.nccl:
+        old = A.work / "old_nccl"
+        (old / "include").mkdir(parents=True, exist_ok=True)
+        (old / "include/nccl.h").write_text("#define NCCL_MAJOR 2\n#define NCCL_MINOR 10\n#define NCCL_PATCH 3\n")
+        text = refused(whole, "-DCONSUMER_COMPONENTS=nccl", f"-DNCCL_ROOT={old}")
+        require(f"NCCL 2.10.3 in {old}/include is older than 2.18" in text, "an NCCL that is too old is named")
+
+        text = refused(whole, "-DCONSUMER_COMPONENTS=nccl", "-DNCCL_LIBRARY=")
+        require("libnccl was not found (NCCL_ROOT names the folder" in text, "a missing library is named, with what to do")
 
     if A.torch:
         text = refused(whole, "-DCONSUMER_COMPONENTS=torch", "-DTorch_DIR=/nonexistent")

@@ -31,7 +31,6 @@
 #include <bluefog/nccl/group.hpp>
 #include <bluefog/nccl/handle.hpp>
 #include <bluefog/nccl/kernels.hpp>
-#include <bluefog/nccl/library.hpp>
 #include <bluefog/nccl/native.hpp>
 #include <bluefog/nccl/operation.hpp>
 #include <bluefog/nccl/staging.hpp>
@@ -59,13 +58,14 @@ namespace bluefog {
 /// fails on one rank ends this communicator on all ranks, with one abort each; those split from it
 /// or duplicated live on. Afterwards every operation is refused for that reason.
 ///
-/// Any thread may call any function. Each communicator has a stream of its own, and nothing orders
-/// the work of several on one device: where ranks start it in different orders, and the device has
-/// no room for both, they wait for each other until their time is over. A program that cannot rule
-/// that out waits for what is in flight on one communicator before it uses the next; a blocking
-/// call is over on the device, too. `NCCL_LAUNCH_ORDER_IMPLICIT=1` (NCCL 2.26 or newer) has NCCL
-/// keep the order in which it is called, which is the same on all ranks for blocking calls of one
-/// thread, but not for requests that several communicators have in flight.
+/// Any thread may call any function; for its current device see `nccl::device_scope`. Each
+/// communicator has a stream of its own, and nothing orders the work of several on one device:
+/// where ranks start it in different orders, and the device has no room for both, they wait for
+/// each other until their time is over. A program that cannot rule that out waits for what is in
+/// flight on one communicator before it uses the next; a blocking call is over on the device, too.
+/// `NCCL_LAUNCH_ORDER_IMPLICIT=1` (NCCL 2.26 or newer) has NCCL keep the order in which it is
+/// called, which is the same on all ranks for blocking calls of one thread, but not for requests
+/// that several communicators have in flight.
 class nccl_backend {
  public:
   using operation_type = nccl::operation;
@@ -183,7 +183,7 @@ class nccl_backend {
 
   // What makes it a `device_backend`:
 
-  [[nodiscard]] bool on_device(const void* data) const { return nccl::library::on_device(data); }
+  [[nodiscard]] bool on_device(const void* data) const { return connection_->on_device(data); }
 
   [[nodiscard]] scratch_pool::block scratch(std::size_t bytes) {
     return attempt([&] {

@@ -13,6 +13,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <random>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -42,21 +44,26 @@ struct meeting {
 
 namespace detail {
 
+/// \return environment variable `name`. \throws usage_error if it is missing or empty.
+[[nodiscard]] inline std::string text_from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  expects(
+      text != nullptr && *text != '\0', "nccl_backend: the environment lacks ", name,
+      "; a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or use "
+      "nccl::meet_by_file or nccl::meet_over");
+  return text;
+}
+
 /// \return the number in environment variable `name`.
 /// \throws usage_error if it is missing or no number in [least, most].
 [[nodiscard]] inline int number_from_environment(const char* name, int least, int most) {
-  const char* text = std::getenv(name);
-  expects(
-      text != nullptr, "nccl_backend: the environment lacks ", name,
-      "; a launcher such as torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or use "
-      "nccl::meet_by_file or nccl::meet_over");
-  const std::string_view digits(text);
+  const std::string digits = text_from_environment(name);
   int number = 0;
   const auto [end, problem] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
   expects(problem == std::errc() && end == digits.data() + digits.size() && number >= least &&
               number <= most,
-          "nccl_backend: ", name, " must be an integer in [", least, ", ", most, "], got \"", text,
-          "\"");
+          "nccl_backend: ", name, " must be an integer in [", least, ", ", most, "], got \"",
+          digits, "\"");
   return number;
 }
 
@@ -68,22 +75,34 @@ inline void expects_place(int rank, int size) {
 
 [[nodiscard]] inline std::shared_ptr<board> open_board(std::unique_ptr<board_server> home) {
   auto connection = connect_to("127.0.0.1", home->port());
-  expects<peer_error>(connection.has_value(), "nccl_backend: rank 0 cannot reach its own port ",
-                      home->port());
+  expects<peer_error>(connection && leads_to_board(*connection, home->name()),
+                      "nccl_backend: rank 0 cannot reach its own port ", home->port());
   return std::make_shared<network_board>(*std::move(connection), std::move(home));
 }
 
-/// Asks `where` for host and port until somebody answers there.
+/// Where a board can be reached.
+struct board_place {
+  std::string host;
+  std::uint16_t port = 0;
+  std::string name = {};  ///< of the board
+};
+
+/// Asks `where` for a `board_place`, if there is one, until the board answers there.
 template <class Where>
 [[nodiscard]] std::shared_ptr<board> reach_board(Where where, std::chrono::milliseconds timeout,
                                                  std::string_view through) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
+  std::string stranger;
   for (;;) {
-    if (const std::optional<std::pair<std::string, std::uint16_t>> address = where())
-      if (auto connection = connect_to(address->first, address->second))
-        return std::make_shared<network_board>(*std::move(connection));
+    if (const std::optional<board_place> place = where())
+      if (auto connection = connect_to(place->host, place->port)) {
+        if (leads_to_board(*connection, place->name))
+          return std::make_shared<network_board>(*std::move(connection));
+        stranger = concat("; somebody else answers on port ", place->port, " of ", place->host);
+      }
     expects<timeout_error>(std::chrono::steady_clock::now() < deadline,
-                           "nccl_backend: rank 0 was not found through ", through, " in time");
+                           "nccl_backend: rank 0 was not found through ", through, " in time",
+                           stranger);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
@@ -111,28 +130,47 @@ template <class Make>
   made.words =
       lasting_board(concat("rank ", rank, " of ", size, " at ", host, ", port ", port), [&] {
         if (rank == 0) return open_board(std::make_unique<board_server>(port));
-        return reach_board([&] { return std::optional(std::pair(host, port)); }, made.timeout,
+        const std::optional place = board_place{host, port};
+        return reach_board([&] { return place; }, made.timeout,
                            concat("MASTER_ADDR=", host, ", port ", port));
       });
   return made;
 }
 
-/// What rank 0 tells the others about its board: its host's identity, its name, and the port.
-[[nodiscard]] inline std::string board_address(std::uint16_t port) {
+/// What rank 0 tells the others about its board, a line each: its host's identity, the host's name,
+/// the port, and the board's name.
+[[nodiscard]] inline std::string board_address(const board_server& of) {
   const std::string host = library::host();
-  return host + "\n" + host.substr(0, host.find('/')) + "\n" + std::to_string(port) + "\n";
+  return concat(host, "\n", host.substr(0, host.find('/')), "\n", of.port(), "\n", of.name(), "\n");
 }
 
-/// \return host and port in what `board_address` made, nothing if it is not whole.
-[[nodiscard]] inline std::optional<std::pair<std::string, std::uint16_t>> address_in(
-    const std::string& text) {
-  const auto first = text.find('\n');
-  const auto second = first == std::string::npos ? first : text.find('\n', first + 1);
-  if (second == std::string::npos || text.back() != '\n') return std::nullopt;
-  std::uint16_t port = 0;
-  std::from_chars(text.data() + second + 1, text.data() + text.size(), port);
-  const bool here = text.substr(0, first) == library::host();
-  return std::pair(here ? "127.0.0.1" : text.substr(first + 1, second - first - 1), port);
+/// \return what `board_address` made the text of, nothing if it is not whole.
+[[nodiscard]] inline std::optional<board_place> place_in(const std::string& text) {
+  std::istringstream lines(text);
+  std::string identity, port;
+  board_place found;
+  for (std::string* line : {&identity, &found.host, &port, &found.name})
+    if (!std::getline(lines, *line) || lines.eof()) return std::nullopt;
+  std::from_chars(port.data(), port.data() + port.size(), found.port);
+  if (identity == library::host()) found.host = "127.0.0.1";
+  return found;
+}
+
+/// Opens a board and writes into `file` where it is.
+[[nodiscard]] inline std::shared_ptr<board> open_board_at(const std::filesystem::path& file,
+                                                          std::string name) {
+  auto home = std::make_unique<board_server>(std::uint16_t{0}, std::move(name));
+  const auto aside = std::filesystem::path(file).concat("." + std::to_string(getpid()));
+  {
+    std::ofstream out(aside);
+    out << board_address(*home);
+    out.flush();
+    expects(out.good(), "nccl_backend: rank 0 cannot write ", aside.string());
+  }
+  std::error_code problem;
+  std::filesystem::rename(aside, file, problem);  // at once: nobody reads half of it
+  expects(!problem, "nccl_backend: rank 0 cannot write ", file.string(), ": ", problem.message());
+  return open_board(std::move(home));
 }
 
 }  // namespace detail
@@ -149,41 +187,33 @@ template <class Make>
   if (size == 1) return {.rank = 0, .size = 1, .words = std::make_shared<local_board>()};
   const auto port =
       static_cast<std::uint16_t>(detail::number_from_environment("MASTER_PORT", 1, 65534) + 1);
-  const char* master = std::getenv("MASTER_ADDR");
-  expects(master != nullptr && *master != '\0', "nccl_backend: the environment lacks MASTER_ADDR");
-  return detail::meet_at(master, port, rank, size);
+  return detail::meet_at(detail::text_from_environment("MASTER_ADDR"), port, rank, size);
 }
 
 /// Ranks that share a file system, or a host: rank 0 writes into the file where it can be reached.
 ///
 /// Collective. \param file  the same path on every rank, of a file that is not there before the job
-/// starts; rank 0 replaces what is.
+/// starts; rank 0 replaces what is. The board is kept until the process ends: ranks may meet there
+/// again.
 /// \throws usage_error if the numbers are wrong or the file cannot be written; timeout_error
 ///         if rank 0 does not come.
 [[nodiscard]] inline meeting meet_by_file(const std::filesystem::path& file, int rank, int size) {
   detail::expects_place(rank, size);
   meeting made{.rank = rank, .size = size, .words = nullptr};
-  if (rank == 0) {
-    auto home = std::make_unique<board_server>(std::uint16_t{0});
-    const auto aside = std::filesystem::path(file).concat("." + std::to_string(getpid()));
-    {
-      std::ofstream out(aside);
-      out << detail::board_address(home->port());
-      out.flush();
-      expects(out.good(), "nccl_backend: rank 0 cannot write ", aside.string());
-    }
-    std::error_code problem;
-    std::filesystem::rename(aside, file, problem);  // at once: nobody reads half of it
-    expects(!problem, "nccl_backend: rank 0 cannot write ", file.string(), ": ", problem.message());
-    made.words = detail::open_board(std::move(home));
-    return made;
-  }
-  const auto where = [&] {
-    std::ifstream in(file);
-    return detail::address_in(
-        std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()));
-  };
-  made.words = detail::reach_board(where, made.timeout, "the file " + file.string());
+  const std::string path = std::filesystem::absolute(file).string();
+  const std::string kind = concat(" for ", size, " ranks");
+  made.words = detail::lasting_board(concat("rank ", rank, kind, " by ", path), [&] {
+    std::random_device chance;
+    if (rank == 0) return detail::open_board_at(file, concat(chance(), chance(), kind));
+    const auto where = [&] {
+      std::ifstream in(file);
+      auto place = detail::place_in(
+          std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()));
+      if (place && !place->name.ends_with(kind)) place.reset();  // of an earlier meeting
+      return place;
+    };
+    return detail::reach_board(where, made.timeout, "the file " + file.string());
+  });
   return made;
 }
 

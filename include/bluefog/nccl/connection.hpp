@@ -24,6 +24,7 @@
 #include <bluefog/nccl/board.hpp>
 #include <bluefog/nccl/check.hpp>
 #include <bluefog/nccl/handle.hpp>
+#include <bluefog/nccl/library.hpp>
 #include <bluefog/nccl/mailbox.hpp>
 #include <bluefog/nccl/memory.hpp>
 
@@ -108,6 +109,13 @@ class connection {
     device_scope scope_;
   };
   [[nodiscard]] access enter() { return access(*this); }
+
+  /// \return whether `data` lies in a device's memory.
+  [[nodiscard]] bool on_device(const void* data) const {
+    if (data == nullptr) return false;
+    const device_scope scope(device_);
+    return library::on_device(data);
+  }
 
   // The rest is called inside `enter()`.
 

@@ -13,7 +13,6 @@
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/nccl/check.hpp>
 #include <bluefog/nccl/connection.hpp>
-#include <bluefog/nccl/library.hpp>
 #include <bluefog/nccl/operation.hpp>
 #include <bluefog/nccl/staging.hpp>
 
@@ -30,7 +29,7 @@ class exchange {
       : connection_(std::move(on)), wanted_(wanted) {}
 
   void send(const_buffer in, int peer) {
-    const bool direct = in.count > 0 && library::on_device(in.data);
+    const bool direct = in.count > 0 && connection_->on_device(in.data);
     messages_.push_back({.direct = direct ? const_cast<std::byte*>(in.data) : nullptr,  // only read
                          .staged = direct ? 0 : host_.outgoing(in),
                          .bytes = in.bytes(),
@@ -39,7 +38,7 @@ class exchange {
   }
 
   void receive(mutable_buffer out, int peer) {
-    const bool direct = out.count > 0 && library::on_device(out.data);
+    const bool direct = out.count > 0 && connection_->on_device(out.data);
     messages_.push_back({.direct = direct ? out.data : nullptr,
                          .staged = direct ? 0 : host_.incoming(out),
                          .bytes = out.bytes(),

@@ -112,7 +112,6 @@ namespace detail {
 [[nodiscard]] inline group make_group(const meeting& of) {
   detail::expects_place(of.rank, of.size);
   expects(of.words != nullptr, "nccl_backend: the meeting has no board");
-  library::expects_matching_version();
   const std::string here = concat(" at meeting ", detail::count_meeting(of));
   const auto hosts = detail::gather_words(of, "hosts" + here, library::host());
   group made{
@@ -128,6 +127,7 @@ namespace detail {
   std::string device;
   std::string problem;
   try {
+    library::expects_matching_version();
     made.device = detail::choose_device(local_rank);
     const std::string host = library::host();
     device = host.substr(0, host.find('/')) + ", " + library::device_uuid(made.device);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <bluefog/core/unique_handle.hpp>
@@ -56,7 +57,29 @@ using unique_event = unique_handle<event_traits>;
   return true;
 }
 
+/// \return whether this process has a context on `device`, for which CUDA takes some 500 MB there.
+///         Makes none. True where the driver does not tell.
+[[nodiscard]] inline bool has_context(int device) noexcept {
+  // Of the driver, which only the runtime is linked with.
+  using state_query = CUresult (*)(CUdevice, unsigned*, int*);
+  static const auto ask = []() -> state_query {
+    constexpr unsigned since = 7000;
+    void* found = nullptr;
+    auto state = cudaDriverEntryPointSymbolNotFound;
+    if (cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, since,
+                                         cudaEnableDefault, &state) != cudaSuccess)
+      static_cast<void>(cudaGetLastError());
+    return state == cudaDriverEntryPointSuccess ? reinterpret_cast<state_query>(found) : nullptr;
+  }();
+  unsigned flags = 0;
+  int active = 0;
+  return ask == nullptr || ask(device, &flags, &active) != CUDA_SUCCESS || active != 0;
+}
+
 /// Makes `device` the calling thread's current one while it lives.
+///
+/// Afterwards it stays that where the process has no context on the one before: to go back there
+/// would make one, and a thread that has never named a device is on device 0, another rank's.
 class device_scope {
  public:
   explicit device_scope(int device) {
@@ -67,7 +90,7 @@ class device_scope {
   device_scope(const device_scope&) = delete;
   device_scope& operator=(const device_scope&) = delete;
   ~device_scope() {
-    if (changed_) static_cast<void>(cudaSetDevice(before_));
+    if (changed_ && has_context(before_)) static_cast<void>(cudaSetDevice(before_));
   }
 
  private:

@@ -66,7 +66,7 @@ class library {
   }
 
   /// \return whether `data` lies in a device's memory. Memory that CUDA does not know is the
-  /// host's.
+  ///         host's. Takes a context on the current device.
   [[nodiscard]] static bool on_device(const void* data) {
     if (data == nullptr) return false;
     cudaPointerAttributes attributes{};

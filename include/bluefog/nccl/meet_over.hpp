@@ -24,11 +24,11 @@ template <backend Backend>
   std::string address;
   if (made.rank == 0) {
     home = std::make_unique<board_server>(std::uint16_t{0});
-    address = detail::board_address(home->port());
+    address = detail::board_address(*home);
   }
   address = broadcast_object(comm, address, 0);
   made.words = home ? detail::open_board(std::move(home))
-                    : detail::reach_board([&] { return detail::address_in(address); }, made.timeout,
+                    : detail::reach_board([&] { return detail::place_in(address); }, made.timeout,
                                           "the communicator that was given");
   return made;
 }

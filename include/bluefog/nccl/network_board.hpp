@@ -30,12 +30,13 @@ namespace bluefog::nccl {
 /// NCCL itself: the network has to be the job's own.
 class board_server final {
  public:
-  /// The first text of every connection, without which it is closed.
-  static constexpr std::string_view greeting = "bluefog board 1";
-
-  /// Starts to answer. \throws usage_error if the port is in use.
-  explicit board_server(std::uint16_t port)
-      : listening_(listen_on(port)), port_(port_of(listening_)), thread_([this] { serve(); }) {}
+  /// Starts to answer. \param name  what tells the board from others that may come to its port.
+  /// \throws usage_error if the port is in use.
+  explicit board_server(std::uint16_t port, std::string name = {})
+      : listening_(listen_on(port)),
+        port_(port_of(listening_)),
+        name_(std::move(name)),
+        thread_([this] { serve(); }) {}
   board_server(const board_server&) = delete;
   board_server& operator=(const board_server&) = delete;
   ~board_server() {
@@ -44,6 +45,13 @@ class board_server final {
   }
 
   [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+
+  /// \return the first text of every connection to the board `name`, which is answered by itself.
+  ///         A connection that begins otherwise is closed.
+  [[nodiscard]] static std::string greeting(std::string_view name) {
+    return concat("bluefog board 2 ", name);
+  }
 
  private:
   struct guest {
@@ -75,7 +83,10 @@ class board_server final {
   [[nodiscard]] bool answer(guest& from) {
     const auto key = receive_framed(from.socket);
     if (!key) return false;
-    if (!from.greeted) return from.greeted = *key == greeting;
+    if (!from.greeted) {
+      from.greeted = *key == greeting(name_);
+      return from.greeted && send_all(from.socket, framed(*key));
+    }
     const auto action = receive_framed(from.socket);
     if (!action) return false;
     if (action->starts_with('*')) {
@@ -94,20 +105,26 @@ class board_server final {
 
   unique_socket listening_;
   std::uint16_t port_;
+  std::string name_;
   std::atomic<bool> ending_ = false;
   std::vector<guest> guests_;  // of the thread
   board::texts values_;        // of the thread
   std::thread thread_;
 };
 
+/// \return whether the board `name` answers on `connection`, as it has to for a `network_board`.
+[[nodiscard]] inline bool leads_to_board(const unique_socket& connection, std::string_view name) {
+  const std::string greeting = board_server::greeting(name);
+  return send_all(connection, framed(greeting)) && receive_framed(connection) == greeting;
+}
+
 /// A connection to rank 0's board.
 class network_board final : public board {
  public:
-  /// \param home  on rank 0 the board itself, which lives as long as this does.
+  /// \param connection  one that `leads_to_board`. \param home  on rank 0 the board itself, which
+  /// lives as long as this does.
   explicit network_board(unique_socket connection, std::unique_ptr<board_server> home = nullptr)
-      : home_(std::move(home)), connection_(std::move(connection)) {
-    expects<peer_error>(send_all(connection_, framed(board_server::greeting)), gone);
-  }
+      : home_(std::move(home)), connection_(std::move(connection)) {}
 
   void put(const std::string& key, const std::string& value) override {
     static_cast<void>(ask(key, "=" + value));
@@ -127,15 +144,13 @@ class network_board final : public board {
   }
 
  private:
-  static constexpr auto gone =
-      "nccl_backend: rank 0, which ranks find each other through, has ended";
-
   [[nodiscard]] std::string ask(const std::string& key, const std::string& action) {
     const std::scoped_lock lock(mutex_);
     std::optional<std::string> answer;
     if (send_all(connection_, framed(key) + framed(action))) answer = receive_framed(connection_);
     if (!answer) connection_ = {};  // a late answer would be taken for that to the next question
-    expects<peer_error>(answer.has_value(), gone);
+    expects<peer_error>(answer.has_value(),
+                        "nccl_backend: rank 0, which ranks find each other through, has ended");
     return *std::move(answer);
   }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // With the real CUDA runtime, NVRTC and NCCL, on machines with and without a GPU.
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,18 +50,31 @@ TEST_CASE("a failed call says which it was, with code and text", "[nccl][errors]
 }
 
 TEST_CASE("a variable that the launcher does not set is named", "[nccl][bootstrap]") {
-  unsetenv("RANK");
-  unsetenv("WORLD_SIZE");
-  CHECK_THROWS_WITH(nccl::meet_by_environment(), ContainsSubstring("lacks WORLD_SIZE"));
+  for (const char* each : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) unsetenv(each);
+  const auto lacks = [](const std::string& name) {
+    CHECK_THROWS_WITH(nccl::meet_by_environment(),
+                      ContainsSubstring("the environment lacks " + name + "; a launcher such as") &&
+                          ContainsSubstring("nccl::meet_by_file or nccl::meet_over"));
+  };
+  lacks("WORLD_SIZE");
+  for (const char* wrong : {"0", "-1", "two", "2 "}) {
+    setenv("WORLD_SIZE", wrong, 1);
+    CHECK_THROWS_WITH(nccl::meet_by_environment(),
+                      ContainsSubstring("WORLD_SIZE must be an integer in [1, ") &&
+                          ContainsSubstring(std::string("got \"") + wrong + "\""));
+  }
   setenv("WORLD_SIZE", "2", 1);
-  CHECK_THROWS_WITH(nccl::meet_by_environment(), ContainsSubstring("lacks RANK"));
+  lacks("RANK");
   setenv("RANK", "2", 1);
   CHECK_THROWS_WITH(nccl::meet_by_environment(),
                     ContainsSubstring("RANK must be an integer in [0, 1], got \"2\""));
   setenv("RANK", "0", 1);
-  CHECK_THROWS_WITH(nccl::meet_by_environment(), ContainsSubstring("lacks MASTER_PORT"));
-  unsetenv("RANK");
-  unsetenv("WORLD_SIZE");
+  lacks("MASTER_PORT");
+  setenv("MASTER_PORT", "29500", 1);
+  lacks("MASTER_ADDR");
+  setenv("MASTER_ADDR", "", 1);
+  lacks("MASTER_ADDR");
+  for (const char* each : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) unsetenv(each);
 }
 
 namespace {
@@ -92,16 +107,60 @@ void speak(int size, Meet meet) {
   for (const std::string& each : heard) CHECK(each == all);
 }
 
+std::filesystem::path meeting_file(const std::string& name) {
+  return std::filesystem::temp_directory_path() /
+         ("bluefog_meeting_" + name + std::to_string(getpid()));
+}
+
 }  // namespace
 
 TEST_CASE("ranks meet by way of a file", "[nccl][bootstrap]") {
-  const auto file =
-      std::filesystem::temp_directory_path() / ("bluefog_meeting_" + std::to_string(getpid()));
+  const auto file = meeting_file("");
   speak(4, [&](int rank) { return nccl::meet_by_file(file, rank, 4); });
   std::filesystem::remove(file);
   CHECK_THROWS_WITH(nccl::meet_by_file("/nonexistent/folder/file", 0, 2),
                     ContainsSubstring("rank 0 cannot write"));
   CHECK_THROWS_WITH(nccl::meet_by_file(file, 2, 2), ContainsSubstring("must be in [0, 2), got 2"));
+}
+
+TEST_CASE("ranks meet by way of a file again while others still have the first board",
+          "[nccl][bootstrap]") {
+  const auto file = meeting_file("again_");
+  for (int round = 0; round < 3; ++round)
+    speak(3, [&](int rank) {
+      auto here = nccl::meet_by_file(file, rank, 3);
+      if (nccl::detail::count_meeting(here) != round + 1) throw error("another board");
+      return here;
+    });
+  speak(2, [&](int rank) {
+    if (rank == 0) std::this_thread::sleep_for(100ms);  // the others see what the three have left
+    auto here = nccl::meet_by_file(file, rank, 2);
+    if (nccl::detail::count_meeting(here) != 1) throw error("the board of three ranks");
+    return here;
+  });
+  std::filesystem::remove(file);
+}
+
+TEST_CASE("a file that an earlier job has left misleads nobody, whoever has its port now",
+          "[nccl][bootstrap]") {
+  const auto file = meeting_file("left_");
+  std::uint16_t port = 0;
+  {
+    const nccl::board_server gone(std::uint16_t{0}, "gone for 2 ranks");
+    std::ofstream(file) << nccl::detail::board_address(gone);
+    port = gone.port();
+  }
+  const nccl::board_server other(port, "another job's for 2 ranks");
+  setenv("BLUEFOG_TIMEOUT", "0.1", 1);
+  CHECK_THROWS_WITH(nccl::meet_by_file(file, 1, 2),
+                    ContainsSubstring("rank 0 was not found through the file") &&
+                        ContainsSubstring("somebody else answers on port " + std::to_string(port)));
+  unsetenv("BLUEFOG_TIMEOUT");
+  speak(2, [&](int rank) {
+    if (rank == 0) std::this_thread::sleep_for(100ms);
+    return nccl::meet_by_file(file, rank, 2);
+  });
+  std::filesystem::remove(file);
 }
 
 TEST_CASE("ranks meet by way of another communicator", "[nccl][bootstrap]") {
@@ -130,10 +189,9 @@ TEST_CASE("what ranks tell each other beside NCCL ends with the board, without a
   const auto port = server->port();
   std::shared_ptr<nccl::board> home = nccl::detail::open_board(std::move(server));
   std::optional<nccl::mailbox> first(std::in_place, home, "group", 0, 2);
-  nccl::mailbox second(
-      nccl::detail::reach_board(
-          [&] { return std::optional(std::pair(std::string("127.0.0.1"), port)); }, 1s, "the test"),
-      "group", 1, 2);
+  const std::optional place = nccl::detail::board_place{"127.0.0.1", port};
+  nccl::mailbox second(nccl::detail::reach_board([&] { return place; }, 1s, "the test"), "group", 1,
+                       2);
   const auto wait_for = [](auto look) {
     const auto deadline = std::chrono::steady_clock::now() + 10s;
     auto found = look();

@@ -10,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nvrtc.h>
 
@@ -61,7 +62,12 @@ std::atomic<bool> seen_aborts = false;
 std::array<std::atomic<abort_hangs>, devices> hanging_aborts = {};
 std::atomic<int> abort_count = 0;
 std::atomic<int> memory_call_count = 0;
+std::array<std::atomic<bool>, devices> used_contexts = {};
 thread_local int device = 0;
+
+void use_context() {
+  used_contexts.at(static_cast<std::size_t>(device)) = true;
+}
 
 // The piece that `data` lies in, and how much of it is left from there on.
 std::pair<const allocation*, std::size_t> find(const allocations& memory, const void* data) {
@@ -91,6 +97,7 @@ std::shared_ptr<event> event_of(cudaEvent_t handle, const char* call) {
 }
 
 cudaError_t allocate(void** data, std::size_t bytes, allocations& memory) {
+  use_context();
   ++memory_call_count;
   if (bytes == 0) return *data = nullptr, cudaSuccess;
   auto* made = static_cast<std::byte*>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
@@ -104,6 +111,7 @@ cudaError_t allocate(void** data, std::size_t bytes, allocations& memory) {
 }
 
 cudaError_t release(void* data, allocations& memory, const char* call) {
+  use_context();
   ++memory_call_count;
   if (data == nullptr) return cudaSuccess;
   int home = 0;
@@ -216,6 +224,15 @@ void count_object(int change) {
 int current_device() {
   return device;
 }
+std::vector<int> contexts() {
+  std::vector<int> used;
+  for (int each = 0; each < devices; ++each)
+    if (used_contexts.at(static_cast<std::size_t>(each))) used.push_back(each);
+  return used;
+}
+void forget_contexts() {
+  for (auto& each : used_contexts) each = false;
+}
 
 stream::stream(int of) : device_(of), thread_([this] { run(); }) {
   count_object(1);
@@ -304,7 +321,22 @@ cudaError_t cudaGetDevice(int* it) {
 }
 cudaError_t cudaSetDevice(int it) {
   if (it < 0 || it >= devices) return cudaErrorInvalidDevice;
-  return device = it, cudaSuccess;
+  device = it;
+  use_context();  // from CUDA 12 on
+  return cudaSuccess;
+}
+static CUresult primary_context_state(CUdevice of, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = used_contexts.at(static_cast<std::size_t>(of)) ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const bool known = std::strcmp(name, "cuDevicePrimaryCtxGetState") == 0;
+  *found = known ? reinterpret_cast<void*>(&primary_context_state) : nullptr;
+  *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int of) {
   *properties = {};
@@ -318,6 +350,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  use_context();
   *attributes = {};
   const std::scoped_lock lock(state().mutex);
   attributes->type = holds(state().device_memory, data)   ? cudaMemoryTypeDevice
@@ -347,6 +380,7 @@ cudaError_t cudaFreeHost(void* data) {
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned) {
+  use_context();
   if (const auto code = failure("cudaStreamCreateWithFlags"); code != cudaSuccess) return code;
   auto made = std::make_shared<stream>(device);
   *handle = reinterpret_cast<cudaStream_t>(made.get());
@@ -355,6 +389,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+  use_context();
   std::shared_ptr<stream> ending;
   {
     const std::scoped_lock lock(state().mutex);
@@ -369,11 +404,13 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
+  use_context();
   const auto of = stream_of(handle, "cudaStreamQuery");
   if (!of) return cudaErrorInvalidResourceHandle;
   return of->idle() ? cudaSuccess : last_error = cudaErrorNotReady;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t of, unsigned) {
+  use_context();
   if (const auto code = failure("cudaStreamWaitEvent"); code != cudaSuccess) return code;
   const auto on = stream_of(handle, "cudaStreamWaitEvent");
   const auto it = event_of(of, "cudaStreamWaitEvent");
@@ -387,6 +424,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t of, unsigned) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned) {
+  use_context();
   if (const auto code = failure("cudaEventCreateWithFlags"); code != cudaSuccess) return code;
   auto made = std::make_shared<event>();
   *handle = reinterpret_cast<cudaEvent_t>(made.get());
@@ -396,6 +434,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t handle) {
+  use_context();
   const std::scoped_lock lock(state().mutex);
   if (state().events.erase(handle) == 0)
     state().rules += "cudaEventDestroy of an event that is not there\n";
@@ -404,6 +443,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t of) {
+  use_context();
   if (const auto code = failure("cudaEventRecord"); code != cudaSuccess) return code;
   const auto it = event_of(handle, "cudaEventRecord");
   if (!it) return cudaErrorInvalidResourceHandle;
@@ -427,6 +467,7 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t of) {
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
+  use_context();
   if (const auto code = failure("cudaEventQuery"); code != cudaSuccess) return code;
   const auto it = event_of(handle, "cudaEventQuery");
   if (!it) return cudaErrorInvalidResourceHandle;
@@ -436,6 +477,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 
 cudaError_t cudaMemcpyAsync(void* out, const void* in, std::size_t bytes, cudaMemcpyKind,
                             cudaStream_t handle) {
+  use_context();
   if (const auto code = failure("cudaMemcpyAsync"); code != cudaSuccess) return code;
   const std::array used{use(out, bytes, "cudaMemcpyAsync"), use(in, bytes, "cudaMemcpyAsync")};
   return give(handle, "cudaMemcpyAsync", [=] {
@@ -445,22 +487,26 @@ cudaError_t cudaMemcpyAsync(void* out, const void* in, std::size_t bytes, cudaMe
 }
 
 cudaError_t cudaMemcpy(void* out, const void* in, std::size_t bytes, cudaMemcpyKind) {
+  use_context();
   std::memmove(out, in, bytes);
   return cudaSuccess;
 }
 
 cudaError_t cudaLibraryLoadData(cudaLibrary_t* library, const void* code, cudaJitOption*, void**,
                                 unsigned, cudaLibraryOption*, void**, unsigned) {
+  use_context();
   *library = reinterpret_cast<cudaLibrary_t>(const_cast<void*>(code));
   return code != nullptr ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaLibraryGetKernel(cudaKernel_t* found, cudaLibrary_t, const char* name) {
+  use_context();
   const host_kernel* it = find_kernel(name);
   *found = reinterpret_cast<cudaKernel_t>(const_cast<host_kernel*>(it));
   return it != nullptr ? cudaSuccess : cudaErrorSymbolNotFound;
 }
 cudaError_t cudaLaunchKernel(const void* function, dim3 blocks, dim3 threads, void** arguments,
                              std::size_t, cudaStream_t handle) {
+  use_context();
   if (const auto code = failure("cudaLaunchKernel"); code != cudaSuccess) return code;
   if (blocks.x == 0 || threads.x == 0 || threads.x > 1024) return cudaErrorInvalidConfiguration;
   const auto& it = *static_cast<const host_kernel*>(function);

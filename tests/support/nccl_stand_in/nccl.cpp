@@ -2,6 +2,7 @@
 // The part of NCCL that the library uses, for ranks that are threads of one process.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <optional>
 #include <set>
@@ -168,6 +169,7 @@ std::mutex registry_mutex;
 std::map<std::string, std::weak_ptr<world>> worlds;
 std::map<ncclComm_t, std::shared_ptr<ncclComm>> communicators;
 std::uint64_t next_id = 1;
+std::atomic<int> next_version = NCCL_VERSION_CODE;
 
 std::shared_ptr<ncclComm> find(ncclComm_t handle, const char* call) {
   const std::scoped_lock lock(registry_mutex);
@@ -354,6 +356,10 @@ ncclResult_t together(const void* in, void* out, std::size_t bytes, const std::s
 
 }  // namespace
 
+void bluefog_test::stand_in::nccl_version(int code) {
+  next_version = code;
+}
+
 extern "C" {
 
 const char* ncclGetErrorString(ncclResult_t) {
@@ -363,7 +369,7 @@ const char* ncclGetLastError(ncclComm_t) {
   return "";
 }
 ncclResult_t ncclGetVersion(int* version) {
-  return *version = NCCL_VERSION_CODE, ncclSuccess;
+  return *version = next_version.exchange(NCCL_VERSION_CODE), ncclSuccess;
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {

@@ -46,6 +46,9 @@ void fail_call(const std::string& function, int on_device, int code);
 /// \return the calls that had to fail and have not come, after which none has to.
 [[nodiscard]] int calls_left_to_fail();
 
+/// The next that asks for NCCL's version is told `code`, as `NCCL_VERSION_CODE` is.
+void nccl_version(int code);
+
 /// Whether a rank learns from NCCL that another one has aborted, as over sockets. Otherwise it does
 /// not, as on one host.
 void aborts_are_seen(bool yes);
@@ -66,6 +69,11 @@ void count_object(int change);
 
 /// \return how often device memory or pinned host memory has been asked for or freed so far.
 [[nodiscard]] int memory_calls();
+
+/// \return the devices on which calls have made or used a context since `forget_contexts`,
+///         ascending. All but questions about devices do, on the calling thread's current one.
+[[nodiscard]] std::vector<int> contexts();
+void forget_contexts();
 
 /// A stream's thread.
 class stream {
