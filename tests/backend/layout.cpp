@@ -9,8 +9,10 @@
 #include <bluefog/collective/allreduce.hpp>
 
 #include "support.hpp"
+#include "support/environment.hpp"
 
 using namespace bluefog;
+using bluefog_test::environment;
 using bluefog_test::require;
 using bluefog_test::require_equal;
 using bluefog_test::require_throws;
@@ -92,7 +94,28 @@ RANKS_TEST("split numbers ranks by key, then by rank", "[backend][layout]") {
   require_equal(nested.rank(), backwards.rank() / 2);
 }
 
-TEST_CASE("options that make no sense are refused by name", "[backend][options]") {
+TEST_CASE("what options do not say is as the environment has it", "[backend][options][thread]") {
+  using namespace std::chrono_literals;
+  const environment check("BLUEFOG_CHECK", "1"), timeout("BLUEFOG_TIMEOUT", "7"),
+      stall("BLUEFOG_STALL_WARNING", "3"), machine("BLUEFOG_NODES_PER_MACHINE", "2"),
+      host("BLUEFOG_OPS_ON_CPU", "1");
+  run_threads(3, [](thread_communicator& comm) {
+    require(comm.checks());
+    require_equal(comm.machine_size(), 2);
+    require(comm.options().timeout == 7s);
+    require(comm.options().stall_warning == 3s);
+    require(comm.options().ops_on_cpu);
+  });
+  run_threads(3,
+              [](thread_communicator& comm) {
+                require(!comm.checks());
+                require_equal(comm.machine_size(), 3);
+                require(comm.options().timeout == 9s);
+              },
+              {.check = false, .timeout = 9s, .nodes_per_machine = 1});
+}
+
+TEST_CASE("options that make no sense are refused by name", "[backend][options][thread]") {
   using namespace std::chrono_literals;
   const auto refused = [](const communicator_options& options) {
     return require_throws<usage_error>([&] { thread_communicator comm(options); });

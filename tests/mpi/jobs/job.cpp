@@ -108,6 +108,8 @@ void a_global_outlives_mpi() {
   work(*global);
   std::vector<float> values(10, 1.0F);
   bluefog::allreduce_nonblocking(*global, values, values).wait();  // starts the thread
+  say(*global, global->transport().any_thread() ? "has a communication thread"
+                                                : "has no communication thread");
   say(*global, "is done");
 }
 

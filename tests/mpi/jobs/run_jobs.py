@@ -53,7 +53,9 @@ JOBS = [
     Job("lose-a-part", False, ["rank 0 is done", "rank 1 is done"], NOISE),
     # MPI is initialised and finalised once, by whoever was first.
     Job("plain", False, ["rank 0 is done", "rank 1 is done"], NOISE),
-    Job("global", False, ["rank 0 is done", "rank 1 is done"], NOISE),
+    Job("global", False, ["rank 0 has a communication thread", "rank 0 is done", "rank 1 is done"], NOISE),
+    Job("global", False, ["rank 0 has no communication thread", "rank 1 is done"], NOISE,
+        environment={"BLUEFOG_MPI_THREAD_LEVEL": "1"}),
     Job("again", False, ["rank 0 is done", "rank 1 is done"], NOISE),
     Job("user-initializes", False, ["rank 1 is done", "sum 2"], NOISE),
     Job("user-finalizes", False, ["rank 1 is done", "late: mpi_backend: MPI has been finalized"], NOISE),
@@ -74,6 +76,11 @@ JOBS = [
                             "rank 2 is 0 of 2 on machine 1 of 2; 2 in local, 2 in leaders",
                             "rank 3 is 1 of 2 on machine 1 of 2; 2 in local, 0 in leaders"], NOISE,
         environment={"BLUEFOG_NODES_PER_MACHINE": "2"}, ranks=4),
+    # Lines on standard error have the time of day, or not.
+    Job("plain", False, [r"(?m)^\[bluefog \d\d:\d\d:\d\d warning\] settings: BLUEFOG_TIMOUT is not"], alone=True,
+        environment={"BLUEFOG_TIMOUT": "3"}),
+    Job("plain", False, [r"(?m)^\[bluefog warning\] settings: BLUEFOG_TIMOUT is not"], alone=True,
+        environment={"BLUEFOG_TIMOUT": "3", "BLUEFOG_LOG_HIDE_TIME": "1"}),
     # Started by a launcher of another MPI, each process would be rank 0 of 1.
     Job("plain", True, [r"Open MPI's mpirun started 2 ranks \(OMPI_COMM_WORLD_SIZE=2\) but MPI sees one"],
         alone=True, environment={"OMPI_COMM_WORLD_SIZE": "2"}),
