@@ -18,7 +18,9 @@
 
 using namespace std::chrono_literals;
 using namespace bluefog;
+using bluefog_test::comes_true;
 using bluefog_test::counted_owner;
+using bluefog_test::noting_task;
 using bluefog_test::require;
 using bluefog_test::require_contains;
 using bluefog_test::require_equal;
@@ -136,20 +138,6 @@ task failing_task(operation_context<Backend> context, std::exception_ptr problem
   std::rethrow_exception(problem);
 }
 
-/// Exchanges values with everybody in several steps, and notes which thread takes each.
-template <backend Backend>
-task noting_task(operation_context<Backend> context, std::vector<std::thread::id>* threads,
-                 std::atomic<bool>* over) {
-  std::vector<int> all(static_cast<std::size_t>(context.size()));
-  for (int step = 0; step < 4; ++step) {
-    threads->push_back(std::this_thread::get_id());
-    auto gathering = gather_equal(context, std::vector<int>{step}, &all);
-    co_await std::move(gathering);
-  }
-  threads->push_back(std::this_thread::get_id());
-  *over = true;
-}
-
 /// Is over as soon as another thread than the caller's asks.
 struct elsewhere {
   std::thread::id caller;
@@ -157,13 +145,6 @@ struct elsewhere {
   void abandon() noexcept {}
   [[nodiscard]] std::vector<int> waiting_for() const { return {}; }
 };
-
-/// \return whether `flag` is set within ten seconds; neither waits for a request nor asks one.
-bool comes_true(const std::atomic<bool>& flag) {
-  const auto latest = std::chrono::steady_clock::now() + 10s;
-  while (!flag && std::chrono::steady_clock::now() < latest) std::this_thread::sleep_for(1ms);
-  return flag;
-}
 
 /// Keeps the communication thread, and so all progress but a caller's own, until it is let go.
 template <backend Backend>
@@ -308,7 +289,7 @@ RANKS_TEST("an operation that fails throws at its own wait, and later ones work"
   }
 }
 
-TEST_CASE("operations go on while the caller does something else", "[backend][engine]") {
+TEST_CASE("operations go on while the caller does something else", "[backend][engine][thread]") {
   run_threads(3, [](thread_communicator& comm) {
     std::vector<std::thread::id> threads;
     std::atomic<bool> over = false;
@@ -322,7 +303,7 @@ TEST_CASE("operations go on while the caller does something else", "[backend][en
 }
 
 TEST_CASE("a blocking operation with nothing before it never leaves the caller's thread",
-          "[backend][engine]") {
+          "[backend][engine][thread]") {
   run_threads(3, [](thread_communicator& comm) {
     auto copy = comm.duplicate();
     std::atomic<bool> held = false, let_go = false, in_vain = false;
@@ -341,7 +322,8 @@ TEST_CASE("a blocking operation with nothing before it never leaves the caller's
   });
 }
 
-TEST_CASE("another thread may wait, or ask, while the caller goes on", "[backend][engine]") {
+TEST_CASE("another thread may wait, or ask, while the caller goes on",
+          "[backend][engine][thread]") {
   run_threads(3, [](thread_communicator& comm) {
     std::vector<std::vector<int>> values(40, std::vector<int>(600, 1));
     for (int round = 0; round < 5; ++round) {
@@ -369,7 +351,8 @@ TEST_CASE("another thread may wait, or ask, while the caller goes on", "[backend
   });
 }
 
-TEST_CASE("threads may each use a communicator of their own over one engine", "[backend][engine]") {
+TEST_CASE("threads may each use a communicator of their own over one engine",
+          "[backend][engine][thread]") {
   run_threads(3, [](thread_communicator& comm) {
     auto copy = comm.duplicate();
     const auto use = [](thread_communicator& mine) {
@@ -397,7 +380,7 @@ TEST_CASE("threads may each use a communicator of their own over one engine", "[
   });
 }
 
-TEST_CASE("sends and receives may be listed in any order", "[backend][engine]") {
+TEST_CASE("sends and receives may be listed in any order", "[backend][engine][thread]") {
   for (unsigned order = 0; order < 16; ++order)
     run_threads(4, [&](thread_communicator& comm) {
       std::vector<int> all(4, -1);
@@ -434,7 +417,7 @@ TEST_CASE("large messages in both directions do not wait for each other", "[back
 }
 
 TEST_CASE("without a communication thread every wait serves all communicators",
-          "[backend][engine]") {
+          "[backend][engine][thread]") {
   const auto failures = bluefog_test::run_wrapped(
       2, [](thread_backend inner) { return foreground_backend(std::move(inner)); },
       [](communicator<foreground_backend>& comm) {
@@ -456,7 +439,7 @@ TEST_CASE("without a communication thread every wait serves all communicators",
 }
 
 TEST_CASE("where one thread alone is served another one's wait is refused and loses nothing",
-          "[backend][engine]") {
+          "[backend][engine][thread]") {
   std::latch refused(1);  // until then rank 1 keeps rank 0's request from ending
   const auto failures = bluefog_test::run_wrapped(
       2, [](thread_backend inner) { return foreground_backend(std::move(inner)); },
@@ -490,7 +473,7 @@ TEST_CASE("where one thread alone is served another one's wait is refused and lo
   CHECK(bluefog_test::first_text(failures) == "");
 }
 
-TEST_CASE("a time-out names all missing ranks, for every operation", "[backend][engine]") {
+TEST_CASE("a time-out names all missing ranks, for every operation", "[backend][engine][thread]") {
   const bluefog_test::log_capture quiet;
   bluefog_test::meeting together(8);
   std::atomic<int> told = 0;
@@ -528,7 +511,8 @@ TEST_CASE("a time-out names all missing ranks, for every operation", "[backend][
   CHECK(told >= 1);
 }
 
-TEST_CASE("of a warning later than the time-out only the time-out is left", "[backend][engine]") {
+TEST_CASE("of a warning later than the time-out only the time-out is left",
+          "[backend][engine][thread]") {
   const bluefog_test::log_capture log;
   bluefog_test::meeting end(3);
   std::atomic<int> told = 0;
@@ -555,7 +539,7 @@ TEST_CASE("of a warning later than the time-out only the time-out is left", "[ba
 }
 
 TEST_CASE("operations queued behind one that times out do not wait for their own time",
-          "[backend][engine]") {
+          "[backend][engine][thread]") {
   const bluefog_test::log_capture quiet;
   bluefog_test::meeting end(2);
   run_threads(2,
@@ -575,7 +559,8 @@ TEST_CASE("operations queued behind one that times out do not wait for their own
               {.check = true, .timeout = 1s, .stall_warning = 500ms});
 }
 
-TEST_CASE("a stall is told seldom, with who is missing, and told to be over", "[backend][engine]") {
+TEST_CASE("a stall is told seldom, with who is missing, and told to be over",
+          "[backend][engine][thread]") {
   for (const bool blocking : {true, false}) {
     const bluefog_test::log_capture log;
     run_threads(2,
@@ -607,7 +592,7 @@ TEST_CASE("a stall is told seldom, with who is missing, and told to be over", "[
   }
 }
 
-TEST_CASE("a stall that ends in a failure is not called resolved", "[backend][engine]") {
+TEST_CASE("a stall that ends in a failure is not called resolved", "[backend][engine][thread]") {
   for (const bool blocking : {true, false}) {
     const bluefog_test::log_capture log;
     bluefog_test::meeting end(2);
@@ -630,7 +615,7 @@ TEST_CASE("a stall that ends in a failure is not called resolved", "[backend][en
 }
 
 TEST_CASE("a communicator that an exception destroys gives its operations up",
-          "[backend][engine]") {
+          "[backend][engine][thread]") {
   const bluefog_test::log_capture quiet;
   std::string text;
   std::exception_ptr pending_failure;
@@ -661,7 +646,8 @@ TEST_CASE("a communicator that an exception destroys gives its operations up",
   CHECK_THROWS_AS(std::rethrow_exception(pending_failure), peer_error);
 }
 
-TEST_CASE("memory that the transport still has is kept until it lets go", "[backend][engine]") {
+TEST_CASE("memory that the transport still has is kept until it lets go",
+          "[backend][engine][thread]") {
   const bluefog_test::log_capture quiet;
   for (const bool blocking : {true, false}) {
     const auto last = std::make_shared<std::shared_ptr<stubborn_backend::transfer>>();
@@ -696,7 +682,7 @@ TEST_CASE("memory that the transport still has is kept until it lets go", "[back
   }
 }
 
-TEST_CASE("nothing is left of many operations", "[backend][engine]") {
+TEST_CASE("nothing is left of many operations", "[backend][engine][thread]") {
   const int before = counted_owner::living();
   run_threads(2, [](thread_communicator& comm) {
     const int peer = 1 - comm.rank();

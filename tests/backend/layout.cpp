@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include <bluefog/collective/allreduce.hpp>
+
 #include "support.hpp"
+#include "support/environment.hpp"
 
 using namespace bluefog;
+using bluefog_test::environment;
 using bluefog_test::require;
 using bluefog_test::require_equal;
 using bluefog_test::require_throws;
@@ -15,7 +22,7 @@ using thread_communicator = communicator<thread_backend>;
 }
 
 TEST_CASE("machines are numbered by their lowest rank, ranks within them in rank order",
-          "[backend][layout]") {
+          "[backend][layout][thread]") {
   const std::vector<int> keys{7, 3, 7, 3, 7};
   const machine_layout layout(keys, 3);
   CHECK(layout.machine_size() == 2);
@@ -26,34 +33,47 @@ TEST_CASE("machines are numbered by their lowest rank, ranks within them in rank
   CHECK_FALSE(layout.is_homogeneous());
   CHECK(layout.to_string() == "machine 0 has ranks 0, 2, 4; machine 1 has ranks 1, 3");
   CHECK_THROWS_AS(layout.members(2), std::out_of_range);
+
+  const machine_layout interleaved(std::vector{0, 1, 0, 1}, 2);  // equal parts do not suffice
+  CHECK(interleaved.machine_rank() == 0);
+  CHECK(interleaved.local_rank() == 1);
+  CHECK(interleaved.members(1) == std::vector<int>{1, 3});
+  CHECK_FALSE(interleaved.is_homogeneous());
+  CHECK(machine_layout(std::vector{1, 1, 0, 0}, 2).is_homogeneous());
 }
 
-TEST_CASE("consecutive ranks count as one machine where the options say so", "[backend][layout]") {
-  for (const int size : {1, 2, 3, 4, 5, 8})
-    for (const int per_machine : {1, 2, 3, 4, 100})
-      run_threads(size,
-                  [&](thread_communicator& comm) {
-                    require_equal(comm.machine_rank(), comm.rank() / per_machine);
-                    require_equal(comm.local_rank(), comm.rank() % per_machine);
-                    require_equal(comm.machine_size(), (size + per_machine - 1) / per_machine);
-                    const int first = comm.machine_rank() * per_machine;
-                    require_equal(comm.local_size(), std::min(per_machine, size - first));
-                    require_equal(comm.is_homogeneous(),
-                                  size % per_machine == 0 || per_machine >= size);
+RANKS_TEST("consecutive ranks count as one machine where the options say so", "[backend][layout]") {
+  for (const int per_machine : {1, 2, 3, 4, 100}) {
+    auto laid_out = bluefog_test::with_options(comm, {.nodes_per_machine = per_machine});
+    require_equal(laid_out.machine_rank(), comm.rank() / per_machine);
+    require_equal(laid_out.local_rank(), comm.rank() % per_machine);
+    require_equal(laid_out.machine_size(), (comm.size() + per_machine - 1) / per_machine);
+    const int first = laid_out.machine_rank() * per_machine;
+    const int last = std::min(first + per_machine, comm.size()) - 1;
+    require_equal(laid_out.local_size(), last - first + 1);
+    require_equal(laid_out.is_homogeneous(),
+                  comm.size() % per_machine == 0 || per_machine >= comm.size());
 
-                    auto local = comm.local();
-                    require_equal(local.size(), comm.local_size());
-                    require_equal(local.rank(), comm.local_rank());
-                    require_equal(local.machine_size(), 1);
-                    const auto leaders = comm.leaders();
-                    require_equal(leaders.has_value(), comm.local_rank() == 0);
-                    if (!leaders) return;
-                    require_equal(leaders->size(), comm.machine_size());
-                    require_equal(leaders->rank(), comm.machine_rank());
-                    require_equal(leaders->machine_size(), comm.machine_size());
-                    require_equal(leaders->local_size(), 1);
-                  },
-                  {.nodes_per_machine = per_machine});
+    auto local = laid_out.local();
+    require_equal(local.size(), laid_out.local_size());
+    require_equal(local.rank(), laid_out.local_rank());
+    require_equal(local.machine_size(), 1);
+    std::vector<int> sum{comm.rank()};
+    allreduce(local, sum, sum, reduce_op::sum);
+    require_equal(sum.front(), (first + last) * (last - first + 1) / 2);
+
+    auto leaders = laid_out.leaders();
+    require_equal(leaders.has_value(), laid_out.local_rank() == 0);
+    if (!leaders) continue;
+    require_equal(leaders->size(), laid_out.machine_size());
+    require_equal(leaders->rank(), laid_out.machine_rank());
+    require_equal(leaders->machine_size(), laid_out.machine_size());
+    require_equal(leaders->local_size(), 1);
+    sum = {comm.rank()};
+    allreduce(*leaders, sum, sum, reduce_op::sum);
+    const int machines = laid_out.machine_size();
+    require_equal(sum.front(), per_machine * machines * (machines - 1) / 2);
+  }
 }
 
 RANKS_TEST("ranks of one process or host share a machine", "[backend][layout]") {
@@ -74,7 +94,28 @@ RANKS_TEST("split numbers ranks by key, then by rank", "[backend][layout]") {
   require_equal(nested.rank(), backwards.rank() / 2);
 }
 
-TEST_CASE("options that make no sense are refused by name", "[backend][options]") {
+TEST_CASE("what options do not say is as the environment has it", "[backend][options][thread]") {
+  using namespace std::chrono_literals;
+  const environment check("BLUEFOG_CHECK", "1"), timeout("BLUEFOG_TIMEOUT", "7"),
+      stall("BLUEFOG_STALL_WARNING", "3"), machine("BLUEFOG_NODES_PER_MACHINE", "2"),
+      host("BLUEFOG_OPS_ON_CPU", "1");
+  run_threads(3, [](thread_communicator& comm) {
+    require(comm.checks());
+    require_equal(comm.machine_size(), 2);
+    require(comm.options().timeout == 7s);
+    require(comm.options().stall_warning == 3s);
+    require(comm.options().ops_on_cpu);
+  });
+  run_threads(3,
+              [](thread_communicator& comm) {
+                require(!comm.checks());
+                require_equal(comm.machine_size(), 3);
+                require(comm.options().timeout == 9s);
+              },
+              {.check = false, .timeout = 9s, .nodes_per_machine = 1});
+}
+
+TEST_CASE("options that make no sense are refused by name", "[backend][options][thread]") {
   using namespace std::chrono_literals;
   const auto refused = [](const communicator_options& options) {
     return require_throws<usage_error>([&] { thread_communicator comm(options); });

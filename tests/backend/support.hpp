@@ -135,6 +135,30 @@ std::vector<std::exception_ptr> run_wrapped(
   return {};
 }
 
+/// \return whether `flag` is set within ten seconds; neither waits for a request nor asks one.
+[[nodiscard]] inline bool comes_true(const std::atomic<bool>& flag) {
+  const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!flag && std::chrono::steady_clock::now() < latest)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return flag;
+}
+
+/// Exchanges `count` values with everybody in each of several steps, and notes which thread takes
+/// each step, and the end.
+template <bluefog::backend Backend>
+bluefog::task noting_task(bluefog::operation_context<Backend> context,
+                          std::vector<std::thread::id>* threads, std::atomic<bool>* over,
+                          std::size_t count = 1) {
+  std::vector<int> all(count * static_cast<std::size_t>(context.size()));
+  for (int step = 0; step < 4; ++step) {
+    threads->push_back(std::this_thread::get_id());
+    auto gathering = bluefog::gather_equal(context, std::vector<int>(count, step), &all);
+    co_await std::move(gathering);
+  }
+  threads->push_back(std::this_thread::get_id());
+  *over = true;
+}
+
 /// Sends `*in` to `peer` and receives `*out` from it; keeps both, and `owner`, alive.
 template <bluefog::backend Backend, class Owner>
 bluefog::task swap_task(bluefog::operation_context<Backend> context,

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <numeric>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -71,15 +70,6 @@ inline constexpr std::array dtypes{bluefog::dtype::boolean, bluefog::dtype::uint
                                    bluefog::dtype::int32,   bluefog::dtype::int64,
                                    bluefog::dtype::float16, bluefog::dtype::bfloat16,
                                    bluefog::dtype::float32, bluefog::dtype::float64};
-
-/// \return a communicator of the same ranks that behaves as `options` say.
-template <class Comm>
-[[nodiscard]] Comm with_options(Comm& comm, const bluefog::communicator_options& options) {
-  static thread_local std::uint64_t serial = 1000;  // counts alike on every rank
-  std::vector<int> members(static_cast<std::size_t>(comm.size()));
-  std::iota(members.begin(), members.end(), 0);
-  return Comm(comm.transport().subset(members, serial++), options);
-}
 
 /// \return what `act` adds to the statistics of `comm`.
 template <class Comm, std::invocable Act>

@@ -2,43 +2,23 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include <bluefog/core/settings.hpp>
 
 #include "support/catch.hpp"
+#include "support/environment.hpp"
 
 using namespace std::chrono_literals;
 using bluefog::settings;
 using bluefog::usage_error;
+using bluefog_test::environment;
 
 namespace {
 
-/// Sets a variable while it lives.
-class variable {
- public:
-  variable(const char* name, const char* value) : name_(name) {
-    if (const char* before = std::getenv(name)) before_ = before;
-    setenv(name, value, 1);
-  }
-  variable(const variable&) = delete;
-  variable& operator=(const variable&) = delete;
-  ~variable() {
-    if (before_)
-      setenv(name_, before_->c_str(), 1);
-    else
-      unsetenv(name_);
-  }
-
- private:
-  const char* name_;
-  std::optional<std::string> before_;
-};
-
 [[nodiscard]] std::string refusal(const char* name, const char* value) {
-  const variable set(name, value);
+  const environment set(name, value);
   try {
     static_cast<void>(settings::from_environment());
   } catch (const usage_error& problem) {
@@ -50,22 +30,40 @@ class variable {
 }  // namespace
 
 TEST_CASE("the environment is read as it is", "[core][settings]") {
-  const variable check("BLUEFOG_CHECK", "1"), timeout("BLUEFOG_TIMEOUT", "2.5"),
+  const environment check("BLUEFOG_CHECK", "1"), timeout("BLUEFOG_TIMEOUT", "2.5"),
       stall("BLUEFOG_STALL_WARNING", "1e-3"), machine("BLUEFOG_NODES_PER_MACHINE", "3"),
-      level("BLUEFOG_LOG_LEVEL", "debug"), host("BLUEFOG_OPS_ON_CPU", "1");
+      level("BLUEFOG_LOG_LEVEL", "debug"), hide("BLUEFOG_LOG_HIDE_TIME", "1"),
+      threads("BLUEFOG_MPI_THREAD_LEVEL", "2"), singleton("BLUEFOG_ALLOW_SINGLETON", "1"),
+      shared("BLUEFOG_ALLOW_SHARED_DEVICE", "1"), host("BLUEFOG_OPS_ON_CPU", "1");
   const auto values = settings::from_environment();
   CHECK(values.check);
   CHECK(values.timeout == 2500ms);
   CHECK(values.stall_warning == 1ms);
   CHECK(values.nodes_per_machine == 3);
-  CHECK(values.ops_on_cpu);
   CHECK(values.level == bluefog::log_level::debug);
-  const auto text = values.to_string();
-  CHECK(text.find("BLUEFOG_CHECK=1\n") != std::string::npos);
-  CHECK(text.find("BLUEFOG_TIMEOUT=2.5\n") != std::string::npos);
-  CHECK(text.find("BLUEFOG_NODES_PER_MACHINE=3\n") != std::string::npos);
-  CHECK(text.find("BLUEFOG_LOG_LEVEL=debug\n") != std::string::npos);
-  CHECK(text.find("BLUEFOG_OPS_ON_CPU=1\n") != std::string::npos);
+  CHECK(values.log_hide_time);
+  CHECK(values.mpi_thread_level == 2);
+  CHECK(values.allow_singleton);
+  CHECK(values.allow_shared_device);
+  CHECK(values.ops_on_cpu);
+  CHECK(values.to_string() ==
+        "BLUEFOG_CHECK=1\nBLUEFOG_TIMEOUT=2.5\nBLUEFOG_STALL_WARNING=0.001\n"
+        "BLUEFOG_NODES_PER_MACHINE=3\nBLUEFOG_LOG_LEVEL=debug\nBLUEFOG_LOG_HIDE_TIME=1\n"
+        "BLUEFOG_MPI_THREAD_LEVEL=2\nBLUEFOG_ALLOW_SINGLETON=1\nBLUEFOG_ALLOW_SHARED_DEVICE=1\n"
+        "BLUEFOG_OPS_ON_CPU=1\n");
+}
+
+TEST_CASE("without an environment everything is as README's table says", "[core][settings]") {
+  const environment check("BLUEFOG_CHECK", nullptr), timeout("BLUEFOG_TIMEOUT", nullptr),
+      stall("BLUEFOG_STALL_WARNING", nullptr), machine("BLUEFOG_NODES_PER_MACHINE", nullptr),
+      level("BLUEFOG_LOG_LEVEL", nullptr), hide("BLUEFOG_LOG_HIDE_TIME", nullptr),
+      threads("BLUEFOG_MPI_THREAD_LEVEL", nullptr), singleton("BLUEFOG_ALLOW_SINGLETON", nullptr),
+      shared("BLUEFOG_ALLOW_SHARED_DEVICE", nullptr), host("BLUEFOG_OPS_ON_CPU", nullptr);
+  CHECK(settings::from_environment().to_string() ==
+        "BLUEFOG_CHECK=0\nBLUEFOG_TIMEOUT=1800\nBLUEFOG_STALL_WARNING=60\n"
+        "BLUEFOG_NODES_PER_MACHINE=shared memory\nBLUEFOG_LOG_LEVEL=warning\n"
+        "BLUEFOG_LOG_HIDE_TIME=0\nBLUEFOG_MPI_THREAD_LEVEL=3\nBLUEFOG_ALLOW_SINGLETON=0\n"
+        "BLUEFOG_ALLOW_SHARED_DEVICE=0\nBLUEFOG_OPS_ON_CPU=0\n");
 }
 
 TEST_CASE("the effective values name every variable of the table", "[core][settings]") {
@@ -76,7 +74,7 @@ TEST_CASE("the effective values name every variable of the table", "[core][setti
 }
 
 TEST_CASE("an empty variable is none", "[core][settings]") {
-  const variable empty("BLUEFOG_TIMEOUT", "");
+  const environment empty("BLUEFOG_TIMEOUT", "");
   CHECK(settings::from_environment().timeout == settings().timeout);
 }
 
@@ -96,7 +94,7 @@ TEST_CASE("a bad value names its variable, what it may be and what it was", "[co
 }
 
 TEST_CASE("a variable that nobody reads is named", "[core][settings]") {
-  const variable unknown("BLUEFOG_TIMOUT", "3"), known("BLUEFOG_TIMEOUT", "3"),
+  const environment unknown("BLUEFOG_TIMOUT", "3"), known("BLUEFOG_TIMEOUT", "3"),
       of_the_build("BLUEFOG_TORCH_PYTHON", "python3");
   const auto names = settings::unknown_variables();
   CHECK(std::ranges::count(names, "BLUEFOG_TIMOUT") == 1);
@@ -105,7 +103,7 @@ TEST_CASE("a variable that nobody reads is named", "[core][settings]") {
 }
 
 TEST_CASE("unknown variables are warned of once per process", "[core][settings]") {
-  const variable unknown("BLUEFOG_TIMOUT", "3");
+  const environment unknown("BLUEFOG_TIMOUT", "3");
   std::vector<std::string> said;
   auto before =
       bluefog::logger::sink([&](auto, std::string_view text) { said.emplace_back(text); });

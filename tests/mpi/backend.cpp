@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,6 +18,7 @@
 #include <bluefog/neighbor/allreduce.hpp>
 #include <bluefog/topology/ring.hpp>
 
+#include "backend/support.hpp"
 #include "mpi/support.hpp"
 #include "support/catch.hpp"
 
@@ -238,4 +241,21 @@ TEST_CASE("requests complete at every thread level, and other threads may wait w
     CHECK_THAT(text, ContainsSubstring("MPI_THREAD_SERIALIZED"));
   }
   check_sum_of_ranks(comm);  // nothing was sent
+}
+
+TEST_CASE("operations go on while the program calls nothing", "[mpi][engine]") {
+  communicator<mpi_backend> comm;
+  if (!comm.transport().any_thread()) return;
+  for (const std::size_t count : {std::size_t{1}, std::size_t{1} << 18}) {  // eager and not
+    INFO(count << " values to each rank in each step");
+    std::vector<std::thread::id> threads;
+    std::atomic<bool> over = false;
+    bluefog::request<void> pending(
+        comm.driver(), comm.start({.operation = "noting"}, [&](auto context) {
+          return bluefog_test::noting_task(context, &threads, &over, count);
+        }));
+    // Neither a wait nor a question, which would make the progress themselves.
+    CHECK(bluefog_test::comes_true(over));
+    pending.wait();
+  }
 }

@@ -4,13 +4,16 @@
 #include <array>
 #include <cmath>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <source_location>
 #include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <bluefog/communicator.hpp>
 #include <bluefog/thread.hpp>
@@ -82,6 +85,15 @@ inline void require_contains(std::string_view text, std::string_view part,
   if (text.find(part) == std::string_view::npos)
     fail_here("\"" + std::string(text) + "\" does not contain \"" + std::string(part) + "\"",
               where);
+}
+
+/// \return a communicator of the same ranks that behaves as `options` say.
+template <class Comm>
+[[nodiscard]] Comm with_options(Comm& comm, const bluefog::communicator_options& options) {
+  static thread_local std::uint64_t serial = 1000;  // counts alike on every rank
+  std::vector<int> members(static_cast<std::size_t>(comm.size()));
+  std::iota(members.begin(), members.end(), 0);
+  return Comm(comm.transport().subset(members, serial++), options);
 }
 
 /// Runs `body(comm)` on 1 to 8 thread ranks; with libtorch, whose tests take long, not on 6 and 7.

@@ -28,6 +28,7 @@
 
 #include <bluefog/collective/allreduce.hpp>
 #include <bluefog/communicator.hpp>
+#include <bluefog/core/error.hpp>
 #include <bluefog/core/reduce_op.hpp>
 #include <bluefog/mpi.hpp>
 
@@ -44,8 +45,8 @@ void work(comm_type& comm) {
   if (values.front() != comm.size()) throw std::logic_error("wrong sum");
 }
 
-void say(const comm_type& comm, const char* text) {
-  std::printf("rank %d %s\n", comm.rank(), text);
+void say(const comm_type& comm, const std::string& text) {
+  std::printf("rank %d %s\n", comm.rank(), text.c_str());
   std::fflush(stdout);
 }
 
@@ -107,6 +108,8 @@ void a_global_outlives_mpi() {
   work(*global);
   std::vector<float> values(10, 1.0F);
   bluefog::allreduce_nonblocking(*global, values, values).wait();  // starts the thread
+  say(*global, global->transport().any_thread() ? "has a communication thread"
+                                                : "has no communication thread");
   say(*global, "is done");
 }
 
@@ -190,6 +193,18 @@ void plain() {
   say(comm, "is done");
 }
 
+/// What each rank knows of machines, and groups of their ranks at work.
+void machines() {
+  comm_type comm;
+  auto local = comm.local();
+  work(local);
+  auto leaders = comm.leaders();
+  if (leaders) work(*leaders);
+  say(comm, bluefog::concat("is ", comm.local_rank(), " of ", comm.local_size(), " on machine ",
+                            comm.machine_rank(), " of ", comm.machine_size(), "; ", local.size(),
+                            " in local, ", leaders ? leaders->size() : 0, " in leaders"));
+}
+
 /// A filter, as containers have it, forbids the process to read another's memory.
 void single_copy_is_forbidden() {
   std::array program{
@@ -224,6 +239,7 @@ int main(int argc, char** argv) {
       {"exit", exit_with_a_request_in_flight},
       {"terminate", terminate},
       {"plain", plain},
+      {"machines", machines},
       {"no-single-copy", single_copy_is_forbidden},
   };
   const auto found = scenarios.find(argc > 1 ? argv[1] : "");

@@ -4,8 +4,8 @@
 
 usage: run_jobs.py [--only NAME] [--flavour NAME] PROGRAM -- LAUNCHER WORD...
 
-LAUNCHER WORD... is what starts two ranks. Bounds on time are those of the promise, and are widened
-once by what the same launcher needs for a job that does nothing wrong.
+LAUNCHER WORD... is what starts as many ranks as the word RANKS among them is replaced by. Bounds on time are those
+of the promise, and are widened once by what the same launcher needs for a job that does nothing wrong.
 """
 
 import argparse
@@ -23,7 +23,7 @@ class Job:
     """One scenario: what its whole job has to look like."""
 
     def __init__(self, scenario, fails, says=(), never=(), within=None, environment=(), alone=False, soon=None,
-                 once=None, flavour=None, copying=False, small_memory=False):
+                 once=None, flavour=None, copying=False, small_memory=False, ranks=2):
         self.scenario, self.fails, self.never = scenario, fails, never
         self.says = [*says, soon[0]] if soon else says
         self.within, self.environment, self.alone = within, dict(environment), alone
@@ -32,6 +32,7 @@ class Job:
         self.flavour = flavour  # the only launcher that it is for
         self.copying = copying  # where processes may read each other's memory
         self.small_memory = small_memory  # with 1 MiB in /dev/shm
+        self.ranks = ranks
 
 
 NOISE = [r"MPI_ERR", r"MPI_Abort|MPI_ABORT", r"after MPI_FINALIZE", r"[Ss]egmentation", r"terminate called",
@@ -52,7 +53,9 @@ JOBS = [
     Job("lose-a-part", False, ["rank 0 is done", "rank 1 is done"], NOISE),
     # MPI is initialised and finalised once, by whoever was first.
     Job("plain", False, ["rank 0 is done", "rank 1 is done"], NOISE),
-    Job("global", False, ["rank 0 is done", "rank 1 is done"], NOISE),
+    Job("global", False, ["rank 0 has a communication thread", "rank 0 is done", "rank 1 is done"], NOISE),
+    Job("global", False, ["rank 0 has no communication thread", "rank 1 is done"], NOISE,
+        environment={"BLUEFOG_MPI_THREAD_LEVEL": "1"}),
     Job("again", False, ["rank 0 is done", "rank 1 is done"], NOISE),
     Job("user-initializes", False, ["rank 1 is done", "sum 2"], NOISE),
     Job("user-finalizes", False, ["rank 1 is done", "late: mpi_backend: MPI has been finalized"], NOISE),
@@ -62,6 +65,22 @@ JOBS = [
         soon=(r"stall on rank 0: allreduce", 2)),
     Job("late-caught", True, [r"caught: allreduce.*timed out.*rank 1"], within=6, environment=PATIENCE),
     Job("exit", True, [r"rank 0: the program ends with transfers"], within=3),
+    # Ranks share the machine that they are on, and what counts as one may be set.
+    Job("machines", False, ["rank 0 is 0 of 2 on machine 0 of 1; 2 in local, 1 in leaders",
+                            "rank 1 is 1 of 2 on machine 0 of 1; 2 in local, 0 in leaders"], NOISE),
+    Job("machines", False, ["rank 0 is 0 of 1 on machine 0 of 2; 1 in local, 2 in leaders",
+                            "rank 1 is 0 of 1 on machine 1 of 2; 1 in local, 2 in leaders"], NOISE,
+        environment={"BLUEFOG_NODES_PER_MACHINE": "1"}),
+    Job("machines", False, ["rank 0 is 0 of 2 on machine 0 of 2; 2 in local, 2 in leaders",
+                            "rank 1 is 1 of 2 on machine 0 of 2; 2 in local, 0 in leaders",
+                            "rank 2 is 0 of 2 on machine 1 of 2; 2 in local, 2 in leaders",
+                            "rank 3 is 1 of 2 on machine 1 of 2; 2 in local, 0 in leaders"], NOISE,
+        environment={"BLUEFOG_NODES_PER_MACHINE": "2"}, ranks=4),
+    # Lines on standard error have the time of day, or not.
+    Job("plain", False, [r"(?m)^\[bluefog \d\d:\d\d:\d\d warning\] settings: BLUEFOG_TIMOUT is not"], alone=True,
+        environment={"BLUEFOG_TIMOUT": "3"}),
+    Job("plain", False, [r"(?m)^\[bluefog warning\] settings: BLUEFOG_TIMOUT is not"], alone=True,
+        environment={"BLUEFOG_TIMOUT": "3", "BLUEFOG_LOG_HIDE_TIME": "1"}),
     # Started by a launcher of another MPI, each process would be rank 0 of 1.
     Job("plain", True, [r"Open MPI's mpirun started 2 ranks \(OMPI_COMM_WORLD_SIZE=2\) but MPI sees one"],
         alone=True, environment={"OMPI_COMM_WORLD_SIZE": "2"}),
@@ -160,19 +179,24 @@ def main():
     parser.add_argument("launcher", nargs="+")
     arguments = parser.parse_args()
 
-    usual = run([*arguments.launcher, arguments.program, "plain"], {})[2]
+    def launcher_of(job):
+        return [str(job.ranks) if word == "RANKS" else word for word in arguments.launcher]
+
+    usual = run([*launcher_of(Job("plain", False)), arguments.program, "plain"], {})[2]
     failed = 0
     for job in JOBS:
         if arguments.only not in (None, job.scenario):
             continue
         name = " ".join([job.scenario, *(f"{k}={v}" for k, v in sorted(job.environment.items()) if v is not None),
-                         *(["alone"] if job.alone else []), *(["in 1 MiB of /dev/shm"] if job.small_memory else [])])
+                         *(["alone"] if job.alone else []),
+                         *([f"with {job.ranks} ranks"] if job.ranks != 2 else []),
+                         *(["in 1 MiB of /dev/shm"] if job.small_memory else [])])
         if reason := why_not(job, arguments.flavour):
             print(f"skipped         {name}: {reason}", flush=True)
             continue
         command = [arguments.program, job.scenario]
         if not job.alone:
-            command = [*arguments.launcher, *command]
+            command = [*launcher_of(job), *command]
         if job.small_memory:
             command = [*IN_SMALL_MEMORY, *command]
         # On processors that others keep busy for a while nothing takes a known time: late is what is late
