@@ -10,6 +10,7 @@
 #include <bluefog/tensor.hpp>
 #include <bluefog/topology.hpp>
 
+#include "support/irregular_graph.hpp"
 #include "tensor/support.hpp"
 
 using namespace bluefog_test;
@@ -181,6 +182,21 @@ RANKS_TEST("the first dimension of gathered tensors may differ", "[tensor][gathe
   for (const int source : bluefog::topology::exponential(size).in_neighbors(rank))
     sources.push_back(parts[static_cast<std::size_t>(source)]);
   require_tensor(bluefog::neighbor_allgather(comm, x), at::cat(sources));
+}
+
+RANKS_TEST("tensors of a neighborhood are gathered in the order in which its sources are given",
+           "[tensor][gather]") {
+  const int rank = comm.rank();
+  const int size = comm.size();
+  const auto own = sample(rank, {rank % 3, 2});
+  for (const auto& links : {irregular_graph(rank, size), all_to_first(rank, size)}) {
+    std::vector<at::Tensor> sources{at::empty({0, 2}, at::kDouble)};
+    for (const auto& source : links.sources)
+      sources.push_back(sample(source.rank, {source.rank % 3, 2}));
+    auto later = bluefog::neighbor_allgather_nonblocking(comm, own, links);
+    require_tensor(bluefog::neighbor_allgather(comm, own, links), at::cat(sources));
+    require_tensor(later.wait(), at::cat(sources));
+  }
 }
 
 RANKS_TEST("each type works with each operation or is refused by name", "[tensor][dtype]") {
