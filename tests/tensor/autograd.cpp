@@ -9,6 +9,7 @@
 #include <bluefog/tensor.hpp>
 #include <bluefog/topology.hpp>
 
+#include "support/irregular_graph.hpp"
 #include "tensor/support.hpp"
 
 using namespace bluefog_test;
@@ -117,6 +118,17 @@ RANKS_TEST("the gradient of neighbour operations is the transposed exchange",
     return peer < comm.size() ? bluefog::pair_gossip(comm, x, peer, 0.25, 0.5 + comm.rank())
                               : x * 1;
   });
+}
+
+RANKS_TEST(
+    "what neighbor_allgather gives back is each source's own slice, in whatever order they are",
+    "[tensor][autograd]") {
+  if (comm.size() > 5) return;  // takes long and is more of the same
+  for (const auto& links :
+       {irregular_graph(comm.rank(), comm.size()), all_to_first(comm.rank(), comm.size())})
+    check_both_derivatives(comm, {comm.rank() % 3, 2}, [&](const at::Tensor& x) {
+      return bluefog::neighbor_allgather(comm, x, links);
+    });
 }
 
 RANKS_TEST("gradients flow through transposed inputs, lists and requests", "[tensor][autograd]") {

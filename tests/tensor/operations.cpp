@@ -2,14 +2,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <bluefog/tensor.hpp>
 #include <bluefog/topology.hpp>
 
+#include "support/irregular_graph.hpp"
 #include "tensor/support.hpp"
 
 using namespace bluefog_test;
@@ -183,6 +186,21 @@ RANKS_TEST("the first dimension of gathered tensors may differ", "[tensor][gathe
   require_tensor(bluefog::neighbor_allgather(comm, x), at::cat(sources));
 }
 
+RANKS_TEST("tensors of a neighborhood are gathered in the order in which its sources are given",
+           "[tensor][gather]") {
+  const int rank = comm.rank();
+  const int size = comm.size();
+  const auto own = sample(rank, {rank % 3, 2});
+  for (const auto& links : {irregular_graph(rank, size), all_to_first(rank, size)}) {
+    std::vector<at::Tensor> sources{at::empty({0, 2}, at::kDouble)};
+    for (const auto& source : links.sources)
+      sources.push_back(sample(source.rank, {source.rank % 3, 2}));
+    auto later = bluefog::neighbor_allgather_nonblocking(comm, own, links);
+    require_tensor(bluefog::neighbor_allgather(comm, own, links), at::cat(sources));
+    require_tensor(later.wait(), at::cat(sources));
+  }
+}
+
 RANKS_TEST("each type works with each operation or is refused by name", "[tensor][dtype]") {
   const int rank = comm.rank();
   const int size = comm.size();
@@ -324,8 +342,10 @@ RANKS_TEST("many tensors travel as one message per neighbour, however many and o
     many.require_all(results, [&](const at::Tensor& all) { return mixed(all, graph, rank); });
     many.require_all(bluefog::allreduce(comm, own, reduce_op::sum),
                      [](const at::Tensor& all) { return all.sum(0); });
-    many.require_all(bluefog::broadcast(comm, own, 0),
-                     [](const at::Tensor& all) { return all[0]; });
+    std::vector<at::Tensor> given;
+    const auto told = messages_of(comm, [&] { given = bluefog::broadcast(comm, own, 0); });
+    require_equal(told, std::int64_t{size > 1 ? 1 : 0});
+    many.require_all(given, [](const at::Tensor& all) { return all[0]; });
     bluefog::neighbor_allreduce_(comm, own, graph);
     for (std::size_t i = 0; i < own.size(); ++i) require_tensor(own[i], results[i]);
     const auto reduced_all = messages_of(comm, [&] { bluefog::allreduce_(comm, own); });
@@ -345,6 +365,85 @@ RANKS_TEST("many tensors travel as one message per neighbour, however many and o
   }
 }
 
+RANKS_TEST("operations on many tensors may be in flight together, apart and in place",
+           "[tensor][list][request]") {
+  using list = std::vector<at::Tensor>;
+  using definition = std::function<at::Tensor(const at::Tensor&)>;
+  struct in_flight {
+    many_tensors many;
+    bool in_place;
+    definition result;
+    bluefog::request<list> pending;
+  };
+  const int rank = comm.rank();
+  const int size = comm.size();
+  const int peer = rank ^ 1;
+  const bluefog::topology::exponential graph(size);
+  std::vector<in_flight> started;
+  const auto start = [&](bool in_place, definition result, const auto& operation) {
+    many_tensors many(7, rank, size);
+    auto pending = operation(many.own);
+    started.push_back({std::move(many), in_place, std::move(result), std::move(pending)});
+  };
+  const auto sent = messages_of(comm, [&] {
+    start(
+        false, [](const at::Tensor& all) { return all.mean(0); },
+        [&](const list& x) { return bluefog::allreduce_nonblocking(comm, x); });
+    start(
+        true, [](const at::Tensor& all) { return all.sum(0); },
+        [&](const list& x) { return bluefog::allreduce_nonblocking_(comm, x, reduce_op::sum); });
+    start(
+        false, [&](const at::Tensor& all) { return all[size - 1]; },
+        [&](const list& x) { return bluefog::broadcast_nonblocking(comm, x, size - 1); });
+    start(
+        true, [](const at::Tensor& all) { return all[0]; },
+        [&](const list& x) { return bluefog::broadcast_nonblocking_(comm, x, 0); });
+    start(
+        false, [&](const at::Tensor& all) { return mixed_on_ring(all, rank); },
+        [&](const list& x) {
+          return bluefog::neighbor_allreduce_nonblocking(comm, x, weighted_ring(rank, size));
+        });
+    start(
+        true, [&](const at::Tensor& all) { return mixed(all, graph, rank); },
+        [&](const list& x) { return bluefog::neighbor_allreduce_nonblocking_(comm, x, graph); });
+    if (comm.machine_size() == 1) {
+      const auto half = [](const at::Tensor& all) { return 0.5 * all.mean(0); };
+      const neighborhood alone{.self_weight = 0.5};
+      start(false, half, [&](const list& x) {
+        return bluefog::hierarchical_neighbor_allreduce_nonblocking(comm, x, alone);
+      });
+      start(true, half, [&](const list& x) {
+        return bluefog::hierarchical_neighbor_allreduce_nonblocking_(comm, x, alone);
+      });
+    }
+    if (peer < size) {
+      start(
+          false, [&](const at::Tensor& all) { return 0.25 * all[rank] + 0.75 * all[peer]; },
+          [&](const list& x) {
+            return bluefog::pair_gossip_nonblocking(comm, x, peer, 0.25, 0.75);
+          });
+      start(
+          true, [&](const at::Tensor& all) { return 0.5 * (all[rank] + all[peer]); },
+          [&](const list& x) { return bluefog::pair_gossip_nonblocking_(comm, x, peer); });
+    }
+    for (; !started.empty(); started.pop_back()) {
+      auto& [many, in_place, result, pending] = started.back();
+      const list results = pending.wait();
+      many.require_all(results, result);
+      for (std::size_t i = 0; i < results.size(); ++i)
+        require(results[i].is_same(many.own[i]) == in_place, "not where it should be");
+      if (!in_place) many.require_all(many.own, [&](const at::Tensor& all) { return all[rank]; });
+    }
+  });
+  const std::int64_t types = 3;
+  const auto neighbors = static_cast<std::int64_t>(graph.out_neighbors(rank).size());
+  std::int64_t wanted = neighbors;
+  if (size > 1) wanted += 2 * types + 2 + 1;  // reductions, broadcasts, the ring
+  if (comm.machine_size() == 1 && size > 1) wanted += 2 * types;
+  if (peer < size) wanted += 2;
+  require_equal(sent, wanted);
+}
+
 RANKS_TEST("requests hold results and what is sent, and may be waited for in any order",
            "[tensor][request]") {
   const int rank = comm.rank();
@@ -362,6 +461,9 @@ RANKS_TEST("requests hold results and what is sent, and may be waited for in any
   auto in_place = bluefog::neighbor_allreduce_nonblocking_(comm, here);
   auto first = all[rank].t().contiguous().t();
   auto root = bluefog::broadcast_nonblocking_(comm, first, 0);
+  auto whole = all[rank].t().contiguous().t();
+  auto sum = bluefog::allreduce_nonblocking_(comm, whole, reduce_op::sum);
+  auto unweighted = bluefog::neighbor_allreduce_nonblocking(comm, x);
   auto machines = bluefog::hierarchical_neighbor_allreduce_nonblocking(comm, x);
   auto machine = all[rank].t().contiguous().t();
   auto machines_in_place = bluefog::hierarchical_neighbor_allreduce_nonblocking_(comm, machine);
@@ -386,6 +488,9 @@ RANKS_TEST("requests hold results and what is sent, and may be waited for in any
   require_tensor(around.wait(), gathered_around(all, bluefog::topology::exponential(size), rank));
   require(root.wait().is_same(first));
   require_tensor(first, all[0]);
+  require_tensor(unweighted.wait(), mixed(all, bluefog::topology::exponential(size), rank), 1e-12);
+  require(sum.wait().is_same(whole));
+  require_tensor(whole, all.sum(0));
   const auto mean = machines.wait();
   require(machines_in_place.wait().is_same(machine));
   if (comm.machine_size() == 1) require_tensor(mean, all.mean(0), 1e-12);
@@ -427,9 +532,12 @@ TEST_CASE("hierarchical averages mix the means of machines", "[tensor][hierarchi
           require_equal(sent, std::int64_t{count == 0 ? 0 : 2} + std::min(count, 3));
           many.require_all(many.own, mixed_means);
           many.reset();
-          many.require_all(
-              bluefog::hierarchical_neighbor_allreduce_nonblocking(comm, many.own, machines).wait(),
-              mixed_means);
+          auto apart =
+              bluefog::hierarchical_neighbor_allreduce_nonblocking(comm, many.own, machines);
+          const many_tensors others(count, comm.rank(), 6);
+          bluefog::hierarchical_neighbor_allreduce_nonblocking_(comm, others.own, machines).wait();
+          others.require_all(others.own, mixed_means);
+          many.require_all(apart.wait(), mixed_means);
         }
       },
       {.nodes_per_machine = 2});

@@ -9,6 +9,8 @@
 
 #include <ATen/ATen.h>
 
+#include <bluefog/topology/neighborhood.hpp>
+
 #include "support/ranks.hpp"
 
 namespace bluefog_test {
@@ -24,6 +26,16 @@ inline at::Tensor samples(int ranks, at::IntArrayRef sizes, at::ScalarType type 
   std::vector<at::Tensor> all;
   for (int rank = 0; rank < ranks; ++rank) all.push_back(sample(rank, sizes, type));
   return at::stack(all);
+}
+
+/// \return a rank's part of a graph in which rank 0 hears all others, the last one first, and
+/// nobody
+///         hears rank 0 or anyone else.
+inline bluefog::neighborhood all_to_first(int rank, int size) {
+  if (rank > 0) return {.destinations = {{0}}};
+  bluefog::neighborhood links;
+  for (int source = size - 1; source > 0; --source) links.sources.push_back({source});
+  return links;
 }
 
 /// Checks type, shape and values.

@@ -131,6 +131,18 @@ std::vector<at::Tensor> pair_gossip(communicator<Backend>& comm,
                                              options, detail::placement::apart));
 }
 
+/// Starts a `pair_gossip` of many tensors.
+template <backend Backend>
+request<std::vector<at::Tensor>> pair_gossip_nonblocking(communicator<Backend>& comm,
+                                                         std::span<const at::Tensor> tensors,
+                                                         int peer, double self_weight = 0.5,
+                                                         double peer_weight = 0.5,
+                                                         const call_options& options = {}) {
+  return detail::start(comm, detail::pair_call(comm, tensors, peer,
+                                               detail::pair_links(peer, self_weight, peer_weight),
+                                               options, detail::placement::apart));
+}
+
 /// Averages many tensors with those of one other rank in place. \return the tensors.
 template <backend Backend>
 std::vector<at::Tensor> pair_gossip_(communicator<Backend>& comm,
@@ -140,6 +152,18 @@ std::vector<at::Tensor> pair_gossip_(communicator<Backend>& comm,
   return detail::run(comm, detail::pair_call(comm, tensors, peer,
                                              detail::pair_links(peer, self_weight, peer_weight),
                                              options, detail::placement::in_place));
+}
+
+/// Starts a `pair_gossip_` of many tensors.
+template <backend Backend>
+request<std::vector<at::Tensor>> pair_gossip_nonblocking_(communicator<Backend>& comm,
+                                                          std::span<const at::Tensor> tensors,
+                                                          int peer, double self_weight = 0.5,
+                                                          double peer_weight = 0.5,
+                                                          const call_options& options = {}) {
+  return detail::start(comm, detail::pair_call(comm, tensors, peer,
+                                               detail::pair_links(peer, self_weight, peer_weight),
+                                               options, detail::placement::in_place));
 }
 
 }  // namespace bluefog
