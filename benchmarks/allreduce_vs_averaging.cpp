@@ -6,8 +6,9 @@
 //   mpirun -np 4 allreduce_vs_averaging [REPEATS]
 //
 // An allreduce moves 2 (n - 1) / n times the values per rank, one neighbour sends them once; so on
-// a network the limit is 1.5 for 4 ranks and 1.75 for 8. The goal is 1.5 from 4 ranks on; 2 ranks
-// send the same either way. With more ranks than cores only processor time is judged.
+// a network the limit is 1.5 for 4 ranks and 1.75 for 8. The goal is 1.5. It is out of reach of 2
+// ranks, whose allreduce is an exchange of halves and sends no more: that is said beside MISSED.
+// With more ranks than cores only processor time is judged.
 
 #include <array>
 #include <cmath>
@@ -54,17 +55,22 @@ int main(int argc, char** argv) {
   const std::string valid = quiet.valid();
   if (comm.rank() != 0) return 0;
   const double judged = 1 / (protocol::enough_cores(comm.size()) ? result.ratio : result.processor);
-  const char* verdict = comm.size() == 2 ? "no goal" : judged >= 1.5 ? "met" : "MISSED";
+  constexpr double target = 1.5;
+  const char* verdict = judged >= target ? "met" : "MISSED";
+  const char* reason = judged >= target || comm.size() != 2
+                           ? ""
+                           : "an allreduce of two is an exchange of halves, which sends no more";
   std::printf("%5s %12s %15s %9s %15s %10s %7s\n", "ranks", "one peer ms", "allreduce ms",
               "speed-up", "least-largest", "processor", "target");
-  std::printf("%5d %12.2f %15.2f %9.3f %7.3f-%7.3f %10.3f %7.2f %s\n", comm.size(),
+  std::printf("%5d %12.2f %15.2f %9.3f %7.3f-%7.3f %10.3f %7.2f %s%s%s\n", comm.size(),
               result.ours * 1e3, result.theirs * 1e3, 1 / result.ratio, 1 / result.largest,
-              1 / result.least, 1 / result.processor, 1.5, verdict);
+              1 / result.least, 1 / result.processor, target, verdict, *reason == '\0' ? "" : ": ",
+              reason);
   std::printf(
       "\n{\"id\": \"B05\", \"work\": \"one-peer averaging of 25 MiB, two-sided\", \"ranks\": %d, "
       "\"peer\": \"MPI_Allreduce and scale\", \"limit\": %.3f, \"speed_up\": %.3f, "
-      "\"least\": %.3f, \"largest\": %.3f, \"processor_speed_up\": %.3f, \"target\": 1.5, "
-      "\"verdict\": \"%s\", \"valid\": %s}\n",
+      "\"least\": %.3f, \"largest\": %.3f, \"processor_speed_up\": %.3f, \"target\": %.1f, "
+      "\"verdict\": \"%s\", \"reason\": \"%s\", \"valid\": %s}\n",
       comm.size(), 2.0 * (comm.size() - 1) / comm.size(), 1 / result.ratio, 1 / result.largest,
-      1 / result.least, 1 / result.processor, verdict, valid.c_str());
+      1 / result.least, 1 / result.processor, target, verdict, reason, valid.c_str());
 }

@@ -7,17 +7,19 @@ know nothing of torch.
     compile_cost.py --build FOLDER    a configured build of the benchmarks, whose compiler flags are used
 
 Each file is compiled three times, in turn; of the processor time the median counts, of memory the
-most. Prints a table and one line of JSON per row."""
+most. Prints a table, how many cores others took meanwhile, and one line of JSON per row."""
 
 import argparse
 import json
 import os
 import pathlib
+import resource
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 TORCH_ALONE = "#include <torch/torch.h>\nint main() { torch::nn::Linear net(2, 2); }\n"
 WITH_BLUEFOG = """#include <torch/torch.h>
@@ -77,6 +79,26 @@ def stripped_size(target):
     return pathlib.Path(target).stat().st_size
 
 
+def processor_times():
+    """The time, and seconds of processor time so far: all of the machine, with what the hypervisor took away, and
+    this program's own, with its compilers. Nothing where /proc does not say."""
+    try:
+        user, nice, system, _, _, hard, soft, stolen = pathlib.Path("/proc/stat").read_text().split()[1:9]
+    except (OSError, ValueError):
+        return None
+    busy = sum(map(int, (user, nice, system, hard, soft, stolen))) / os.sysconf("SC_CLK_TCK")
+    own = sum(used.ru_utime + used.ru_stime
+              for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    return time.monotonic(), busy, own
+
+
+def foreign_load(start, end):
+    """How many cores others took from `start` to `end`, on average."""
+    if not start or not end:
+        return None
+    return round(max(0.0, (end[1] - start[1] - (end[2] - start[2])) / (end[0] - start[0])), 3)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, required=True)
@@ -95,6 +117,7 @@ def main():
             source = pathlib.Path(folder) / (name.replace(" ", "_") + ".cpp")
             source.write_text(text)
             files[name] = (str(source), str(source.with_suffix(".o")))
+        start = processor_times()
         seconds = {name: [] for name in files}
         memory = {name: 0.0 for name in files}
         for _ in range(arguments.repeats):
@@ -102,6 +125,7 @@ def main():
                 processor, peak = compile_once(words, source, target)
                 seconds[name].append(processor)
                 memory[name] = max(memory[name], peak)
+        foreign = foreign_load(start, processor_times())
         sizes = {name: stripped_size(target) for name, (_, target) in files.items()}
 
     medians = {name: statistics.median(values) for name, values in seconds.items()}
@@ -125,8 +149,9 @@ def main():
     for row in rows:
         verdict = "" if row["met"] is None else f" (target {row['target']}) {'met' if row['met'] else 'MISSED'}"
         print(f"{row['work']:56} {row['value']:9}{verdict}")
+    print(f"others took {foreign} cores; load {', '.join(f'{each:.2f}' for each in os.getloadavg())}")
     for row in rows:
-        print(json.dumps(row))
+        print(json.dumps({**row, "foreign_load": foreign}))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -25,6 +26,8 @@
 
 #include <bluefog/backend.hpp>
 #include <bluefog/communicator.hpp>
+
+#include "foreign_load.hpp"
 
 namespace {
 
@@ -104,11 +107,12 @@ void print(const row& each) {
               each.value <= each.aim ? "met" : "MISSED");
 }
 
-void print_json(const row& each) {
+void print_json(const row& each, const std::string& foreign) {
   std::printf(
       "{\"id\": \"B22\", \"benchmark\": \"engine_dispatch\", \"row\": \"%s\", \"value\": %.4f, "
-      "\"unit\": \"%s\", \"aim\": %.1f, \"met\": %s}\n",
-      each.name, each.value, each.unit, each.aim, each.value <= each.aim ? "true" : "false");
+      "\"unit\": \"%s\", \"aim\": %.1f, \"met\": %s, \"foreign_load\": %s}\n",
+      each.name, each.value, each.unit, each.aim, each.value <= each.aim ? "true" : "false",
+      foreign.c_str());
 }
 
 double median(std::vector<double> values) {
@@ -120,6 +124,7 @@ double median(std::vector<double> values) {
 
 int main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 2.0;
+  const foreign_load others;
   clock_type::time_point called;
   bluefog::communicator<noting_backend> comm{noting_backend(called)};
   const std::vector<float> values(1000, 1.0F);
@@ -160,6 +165,7 @@ int main(int argc, char** argv) {
                       {"call to transport, blocking", median(blocking), "us", 20},
                       {"call to transport, after 1 ms idle", median(after_a_pause), "us", 20}};
   for (const row& each : rows) print(each);
-  for (const row& each : rows) print_json(each);
+  const std::string foreign = others.report();
+  for (const row& each : rows) print_json(each, foreign);
   return 0;
 }

@@ -7,7 +7,7 @@
 //
 // Whatever the library costs per operation shows at 8 bytes, where the goal is a difference of
 // 1.5 us; at 64 KiB it is a ratio of 1.10 and from 256 KiB on one of 1.05. With more ranks than
-// cores only processor time is judged.
+// cores processor time is judged in place of time.
 
 #include <array>
 #include <cmath>
@@ -64,27 +64,29 @@ int main(int argc, char** argv) {
     const auto result = protocol::compare(library, by_hand, protocol::calls_for(bytes), repeats);
     protocol::require(ours == theirs, "neighbor_allreduce and by hand differ");
 
-    const double extra = (result.ours - result.theirs) * 1e6;
-    const bool judged = protocol::enough_cores(comm.size());
+    const bool by_time = protocol::enough_cores(comm.size());
+    const double ratio = by_time ? result.ratio : result.processor;
+    const double extra = (by_time ? result.ours - result.theirs : result.extra_processor) * 1e6;
     const char* target = "-";
     bool met = true;
     if (bytes == 8) target = "+1.5us", met = extra <= 1.5;
-    if (bytes == std::size_t{64} << 10) target = "1.10", met = result.ratio <= 1.10;
-    if (bytes >= std::size_t{256} << 10) target = "1.05", met = result.ratio <= 1.05;
-    const std::string verdict = !judged || *target == '-' ? "" : met ? "met" : "MISSED";
+    if (bytes == std::size_t{64} << 10) target = "1.10", met = ratio <= 1.10;
+    if (bytes >= std::size_t{256} << 10) target = "1.05", met = ratio <= 1.05;
+    const std::string verdict = *target == '-' ? "" : met ? "met" : "MISSED";
     if (comm.rank() != 0) continue;
     std::printf("%10zu %10.2f %10.2f %7.3f %7.3f-%7.3f %10.3f %7s %s\n", bytes, result.ours * 1e6,
                 result.theirs * 1e6, result.ratio, result.least, result.largest, result.processor,
                 target, verdict.c_str());
-    std::array<char, 400> line{};
+    std::array<char, 500> line{};
     std::snprintf(
         line.data(), line.size(),
         "{\"id\": \"B04\", \"work\": \"neighbor_allreduce with one peer\", \"ranks\": %d, "
         "\"bytes\": %zu, \"peer\": \"Irecv, Isend, Waitall, mix\", \"ratio\": %.3f, "
         "\"least\": %.3f, \"largest\": %.3f, \"processor_ratio\": %.3f, "
-        "\"extra_us\": %.2f, \"target\": \"%s\", \"verdict\": \"%s\", \"valid\": ",
-        comm.size(), bytes, result.ratio, result.least, result.largest, result.processor, extra,
-        target, verdict.c_str());
+        "\"judged\": \"%s\", \"extra_us\": %.2f, \"target\": \"%s\", \"verdict\": \"%s\", "
+        "\"valid\": ",
+        comm.size(), bytes, result.ratio, result.least, result.largest, result.processor,
+        by_time ? "time" : "processor time", extra, target, verdict.c_str());
     lines += line.data();
     lines += "@}\n";
   }

@@ -73,18 +73,19 @@ cost time_of(const Work& work, int calls) {
 
 /// Ours against theirs: medians of the repeats' medians.
 struct comparison {
-  double ratio = 0;      ///< ours / theirs, in time
-  double least = 0;      ///< of the repeats
-  double largest = 0;    ///< of the repeats
-  double processor = 0;  ///< ours / theirs, in processor time
-  double ours = 0;       ///< seconds
-  double theirs = 0;     ///< seconds
+  double ratio = 0;            ///< ours / theirs, in time
+  double least = 0;            ///< of the repeats
+  double largest = 0;          ///< of the repeats
+  double processor = 0;        ///< ours / theirs, in processor time
+  double ours = 0;             ///< seconds
+  double theirs = 0;           ///< seconds
+  double extra_processor = 0;  ///< ours - theirs, seconds of processor time
 };
 
 /// Collective. Alternates `ours` and `theirs`.
 template <class Ours, class Theirs>
 comparison compare(const Ours& ours, const Theirs& theirs, int calls, int repeats) {
-  std::vector<double> medians, processor, our_seconds, their_seconds;
+  std::vector<double> medians, processor, extra_processor, our_seconds, their_seconds;
   for (int repeat = 0; repeat < repeats; ++repeat) {
     std::vector<double> ratios;
     double our_processor = 0, their_processor = 0;
@@ -100,10 +101,16 @@ comparison compare(const Ours& ours, const Theirs& theirs, int calls, int repeat
     }
     medians.push_back(median(ratios));
     processor.push_back(our_processor / their_processor);
+    extra_processor.push_back((our_processor - their_processor) / rounds);
   }
   const auto [least, largest] = std::ranges::minmax(medians);
-  return {median(medians),      least, largest, median(processor), median(our_seconds),
-          median(their_seconds)};
+  return {median(medians),
+          least,
+          largest,
+          median(processor),
+          median(our_seconds),
+          median(their_seconds),
+          median(extra_processor)};
 }
 
 /// \return how many calls of one round last long enough to be timed.

@@ -7,7 +7,7 @@
 #   need_clang                clang 16 and its sanitizers
 #   need_mpi FLAVOUR          default, openmpi4, openmpi5 or mpich; sets mpi_options for CMake
 #   need_headers [tests]      CLI11 and nlohmann-json; with tests also Catch2
-#   need_torch VERSION        libtorch from PyPI; sets torch_python
+#   need_torch VERSION        libtorch from PyPI, which is asked anew for "newest"; sets torch_python
 #   need_digits               5,000 digits in $root/.data/mnist
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -132,14 +132,16 @@ need_torch() {
   local version="$1" place="$root/.venv" wanted cuda suffix="" packages=()
   [ "$version" = "$torch_version" ] || place="$root/.venv-torch-$version"
   torch_python="$place/bin/python"
-  [ ! -e "$place/.ready" ] || return 0
+  # What was newest when it was first asked for may no longer be.
+  [ "$version" = newest ] || [ ! -e "$place/.ready" ] || return 0
 
   make_environment "$place"
   wanted="torch==$version"
   [ "$version" != newest ] || wanted="torch"
-  if ! "$torch_python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'; then
-    say "Getting libtorch: $wanted from PyPI (0.5 GB, once)"
-    "$torch_python" -m pip install -q --no-deps "$wanted" || fail "pip install $wanted failed"
+  if [ "$version" = newest ] ||
+    ! "$torch_python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'; then
+    say "Getting libtorch: $wanted from PyPI (0.5 GB, unless it is there)"
+    "$torch_python" -m pip install -q -U --no-deps "$wanted" || fail "pip install -U $wanted failed"
   fi
 
   # A CUDA build loads two CUDA libraries, even to compute on the CPU.

@@ -242,8 +242,9 @@ def check_version(report, root, version):
     spelled = re.search(r'version = "([^"]*)"', text)
     project = re.search(r"project\(bluefog\s+VERSION ([\d.]+)", (root / "CMakeLists.txt").read_text())
     wanted = version or (project.group(1) if project else "?")
-    if numbers != wanted or not spelled or spelled.group(1) != wanted:
-        report(path, 1, f"says {numbers}, the project is {wanted}")
+    for said in dict.fromkeys([numbers, spelled.group(1) if spelled else "?"]):
+        if said != wanted:
+            report(path, 1, f"says {said}, the project is {wanted}")
 
 
 def tracked(root):

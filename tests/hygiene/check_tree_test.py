@@ -34,19 +34,29 @@ PLANTED = [  # file, what is added to it, what is said
     ("include/bluefog/core/up.hpp", HEADER + "#include <bluefog/mpi/check.hpp>\n", "layer 'core' must not include"),
     ("include/bluefog/odd/x.hpp", HEADER, "layer 'odd' is unknown"),
     ("include/bluefog/mpi/bare.hpp", "#pragma once\n", "does not start with SPDX"),
-    ("CMakeLists.txt", "project(bluefog\n  VERSION 0.2.0)\n  include/bluefog/gone.hpp\n", "listed, but does not exist"),
+    ("CMakeLists.txt", "  include/bluefog/gone.hpp\n", "listed, but does not exist"),
+]
+VERSION = "include/bluefog/version.hpp"
+VERSIONS = [  # what version.hpp says instead, the options of check_tree.py, what is said
+    (None, ["--version", "0.2.0"], "says 0.1.0, the project is 0.2.0"),
+    (("version_minor = 1", "version_minor = 3"), [], "says 0.3.0, the project is 0.1.0"),
+    (("version_patch = 0", "version_patch = 7"), ["--version", "0.1.0"], "says 0.1.7, the project is 0.1.0"),
+    (('version = "0.1.0"', 'version = "0.4.0"'), [], "says 0.4.0, the project is 0.1.0"),
 ]
 
 
-def findings(extra):
+def findings(extra, options=(), replaced=None):
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         for name, text in list(SOUND.items()) + extra:
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text((path.read_text() if path.exists() else "") + text)
+        if replaced:
+            path = root / VERSION
+            path.write_text(path.read_text().replace(*replaced))
         script = pathlib.Path(__file__).with_name("check_tree.py")
-        done = subprocess.run([sys.executable, str(script), folder], stdout=subprocess.PIPE, text=True)
+        done = subprocess.run([sys.executable, str(script), folder, *options], stdout=subprocess.PIPE, text=True)
         return done.returncode, done.stdout
 
 
@@ -61,7 +71,12 @@ def main():
         if code == 0 or said not in text:
             print(f"not found: {said}\n{text}")
             failed += 1
-    print(f"{len(PLANTED) + 1} trees, {failed} misjudged")
+    for replaced, options, said in VERSIONS:
+        code, text = findings([], options, replaced)
+        if code == 0 or f"{VERSION}:1: {said}" not in text:
+            print(f"not found: {said}\n{text}")
+            failed += 1
+    print(f"{len(PLANTED) + len(VERSIONS) + 1} trees, {failed} misjudged")
     return 1 if failed else 0
 
 

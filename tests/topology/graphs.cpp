@@ -139,23 +139,27 @@ TEST_CASE("circulant graphs have the matrices of their definition", "[topology][
 }
 
 TEST_CASE("the exponential graph is right for every size up to 4096", "[topology][graphs]") {
-  for (int n = 1; n <= 4096; ++n) {
-    std::vector<int> doubling;
-    for (int offset = 1; offset < n; offset *= 2) doubling.push_back(offset);
-    if (!has_offsets(exponential(n), doubling)) FAIL_CHECK("exponential, " << n << " ranks");
-  }
+  for (const int base : {2, 3, 7})
+    for (int n = 1; n <= 4096; ++n) {
+      std::vector<int> powers;
+      for (int offset = 1; offset < n; offset *= base) powers.push_back(offset);
+      if (!has_offsets(exponential(n, base), powers))
+        FAIL_CHECK("exponential, base " << base << ", " << n << " ranks");
+    }
 }
 
 TEST_CASE("the symmetric exponential graph is right for every size up to 4096",
           "[topology][graphs]") {
-  for (int n = 1; n <= 4096; ++n) {
-    std::vector<int> both_ways;  // powers of four, as far as half way around
-    for (int offset = 1; 2 * offset <= n; offset *= 4) both_ways.push_back(offset);
-    for (int offset = 1; 2 * offset < n; offset *= 4) both_ways.push_back(n - offset);
-    std::ranges::sort(both_ways);
-    if (!has_offsets(symmetric_exponential(n), both_ways))
-      FAIL_CHECK("symmetric_exponential, " << n << " ranks");
-  }
+  CHECK(symmetric_exponential(4096) == symmetric_exponential(4096, 4));
+  for (const int base : {4, 3, 7})
+    for (int n = 1; n <= 4096; ++n) {
+      std::vector<int> both_ways;  // powers, as far as half way around
+      for (int offset = 1; 2 * offset <= n; offset *= base) both_ways.push_back(offset);
+      for (int offset = 1; 2 * offset < n; offset *= base) both_ways.push_back(n - offset);
+      std::ranges::sort(both_ways);
+      if (!has_offsets(symmetric_exponential(n, base), both_ways))
+        FAIL_CHECK("symmetric_exponential, base " << base << ", " << n << " ranks");
+    }
 }
 
 TEST_CASE("rings are right for every size up to 4096", "[topology][graphs]") {
