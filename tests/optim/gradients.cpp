@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // gradient_allreduce: windows, what may be lost, what travels.
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,6 +50,14 @@ std::vector<at::Tensor> mean_gradient(mlp& net, int ranks, const std::vector<int
   for (int rank = first; rank < ranks; ++rank)
     for (const int step : steps) sum = sum + loss_in_step(step)(net, rank) / ranks;
   return torch::autograd::grad({sum}, net->parameters());
+}
+
+/// Takes a step along `gradient`.
+void descend(const torch::nn::Module& module, const std::vector<at::Tensor>& gradient,
+             double rate) {
+  const torch::NoGradGuard no_grad;
+  auto parameters = module.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= rate * gradient[i];
 }
 
 template <class Comm>
@@ -108,6 +118,43 @@ RANKS_TEST("a step after synchronize without the guard does not average again, a
   require_equal(log.count(""), 1);
 }
 
+RANKS_TEST("a change of gradients that have been sent has no effect, and a warning names one",
+           "[optim][gradients][clip]") {
+  using change = std::function<void(at::Tensor&)>;
+  const change changes[] = {
+      [](at::Tensor& weight) { weight.mutable_grad().mul_(0.5); },
+      [](at::Tensor& weight) { weight.mutable_grad() = weight.grad() * 0.5; },
+      [](at::Tensor& weight) { torch::nn::utils::clip_grad_norm_(weight, 1e-6); }};
+  for (const auto& scale : changes) {
+    captured_log log;
+    mlp net = make_mlp(0), alone = make_mlp(0);
+    gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm, {.bucket_bytes = 300});
+    for (const int step : {1, 2, 3}) {
+      optimizer.zero_grad();
+      backward(net, comm, step);
+      scale(net->second->weight);
+      optimizer.step();
+      descend(*alone, mean_gradient(alone, comm.size(), {step}), 0.1);
+      require_close(flatten(*net), flatten(*alone), 1e-12);
+    }
+    require_equal(log.count("gradient of \"second.weight\" was changed after it was sent"), 1);
+    require_equal(log.count(""), 1);
+  }
+  {  // before the last backward of a window nothing has been sent
+    captured_log log;
+    mlp net = make_mlp(0), alone = make_mlp(0);
+    gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
+                                 {.backward_passes_per_step = 2});
+    backward(net, comm, 1);
+    for (auto& each : net->parameters()) each.mutable_grad().mul_(0.5);
+    backward(net, comm, 2);
+    optimizer.step();
+    descend(*alone, mean_gradient(alone, comm.size(), {1, 2, 2}), 0.1 / 4);
+    require_close(flatten(*net), flatten(*alone), 1e-12);
+    require_equal(log.count(""), 0);
+  }
+}
+
 RANKS_TEST("a step reduces the gradients once, and a local one nothing", "[optim][gradients]") {
   const int n = comm.size();
   mlp net = make_mlp(0);
@@ -144,10 +191,7 @@ RANKS_TEST("J backwards are reduced as one, divided by J or not", "[optim][gradi
       optimizer.step();
       const auto gradient =
           mean_gradient(alone, comm.size(), {3 * round + 1, 3 * round + 2, 3 * round + 3});
-      const torch::NoGradGuard no_grad;
-      auto parameters = alone->parameters();
-      for (std::size_t i = 0; i < parameters.size(); ++i)
-        parameters[i] -= 0.1 * gradient[i] / (average ? 3 : 1);
+      descend(*alone, gradient, 0.1 / (average ? 3 : 1));
       require_close(flatten(*net), flatten(*alone), 1e-12);
     }
   }
@@ -254,10 +298,7 @@ RANKS_TEST("a cut window is stepped locally, reduced at once, or an error", "[op
   const auto expected = [&](const std::vector<int>& steps) {
     mlp alone = make_mlp(0);
     const auto gradient = mean_gradient(alone, comm.size(), steps);
-    const torch::NoGradGuard no_grad;
-    auto parameters = alone->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-      parameters[i] -= 0.1 * gradient[i] / static_cast<double>(steps.size());
+    descend(*alone, gradient, 0.1 / static_cast<double>(steps.size()));
     return flatten(*alone);
   };
   for (const bool by_step : {true, false}) {
@@ -279,9 +320,7 @@ RANKS_TEST("a cut window is stepped locally, reduced at once, or an error", "[op
     for (const int step : {4, 5, 6, 7}) backward(net, comm, step);
     optimizer.step();
     const auto gradient = mean_gradient(alone, comm.size(), {4, 5, 6, 7});
-    const torch::NoGradGuard no_grad;
-    auto parameters = alone->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i] / 4;
+    descend(*alone, gradient, 0.1 / 4);
     require_close(flatten(*net), flatten(*alone), 1e-12);
   }
   {  // a flush after local steps: what was not stepped on is, then parameters are averaged
@@ -319,9 +358,7 @@ RANKS_TEST("a backward too many warns, and is reduced with the others", "[optim]
     backward(net, comm, 2);
     optimizer.step();
     const auto gradient = mean_gradient(alone, comm.size(), {1, 2});
-    const torch::NoGradGuard no_grad;
-    auto parameters = alone->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i];
+    descend(*alone, gradient, 0.1);
     require_close(flatten(*net), flatten(*alone), 1e-12);
   }
   require_equal(log.count("backward_passes_per_step is 1"), 1);
@@ -687,9 +724,7 @@ RANKS_TEST("gradient_allreduce moves, goes in flight, and takes closures", "[opt
   require(loss.defined());
   for (const int step : {1, 2}) {
     const auto gradient = mean_gradient(alone, comm.size(), {step});
-    const torch::NoGradGuard no_grad;
-    auto parameters = alone->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i];
+    descend(*alone, gradient, 0.1);
   }
   require_close(flatten(*net), flatten(*alone), 1e-12);
   moved.zero_grad();
@@ -713,9 +748,7 @@ RANKS_TEST("a model reloaded under gradient_allreduce goes on learning", "[optim
     backward(net, comm, step);
     optimizer.step();
     const auto gradient = mean_gradient(alone, comm.size(), {step});
-    const torch::NoGradGuard no_grad;
-    auto parameters = alone->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i];
+    descend(*alone, gradient, 0.1);
     require_close(flatten(*net), flatten(*alone), 1e-12);
   }
 }

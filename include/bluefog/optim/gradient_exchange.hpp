@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,7 +23,9 @@
 #include <bluefog/collective/broadcast_object.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/core/logger.hpp>
 #include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/contribution.hpp>
 #include <bluefog/optim/gradient_buckets.hpp>
 #include <bluefog/optim/gradient_watch.hpp>
 #include <bluefog/tensor/allreduce.hpp>
@@ -30,27 +33,6 @@
 #include <bluefog/tensor/parameters.hpp>
 
 namespace bluefog::optim::detail {
-
-/// What one rank brings to a reduction, and who has joined after it.
-struct contribution {
-  std::int64_t passes = 1;      ///< how many backwards its gradients are the sum of; 0: none
-  std::int64_t wanted = 1;      ///< how many they usually are
-  bool joined = false;          ///< this rank has no more data
-  std::int64_t objection = -1;  ///< a parameter that was used, or not used, against a promise
-  bool local_steps = false;     ///< it has stepped without the other ranks since the last reduction
-  bool states_differ = false;   ///< its momenta may not be those of the other ranks
-};
-
-/// What all ranks know after a reduction.
-struct reduction_result {
-  int joined = 0;               ///< how many ranks had no more data
-  int last = -1;                ///< the highest of those that had data for longest
-  int objector = -1;            ///< a rank with an objection, if any
-  std::int64_t objection = -1;  ///< that rank's
-  double passes = 0;            ///< the mean of the ranks that had any, 0 if none had
-  bool local_steps = false;     ///< some rank has; gradients are then as they were
-  bool states_differ = false;   ///< some rank's may
-};
 
 /// Keeps gradients of all ranks together: which parameters learn and in which order they travel is
 /// the same on all ranks at any time.
@@ -114,6 +96,7 @@ class gradient_exchange {
     reduction_result result{.passes = static_cast<double>(own.passes),
                             .states_differ = own.states_differ};
     ++round_;
+    if (!warned_) warn_of_change();
     for (;;) {
       const bool spoilt = buckets_.spoilt();
       const bool usual = !spoilt && !changed_ && !own.joined && own.passes == own.wanted &&
@@ -185,6 +168,16 @@ class gradient_exchange {
     });
     std::memcpy(records.data(), all.data(), all.size() * sizeof(std::int64_t));
     return records;
+  }
+
+  void warn_of_change() {
+    const std::string* const changed = buckets_.changed();
+    if (changed == nullptr) return;
+    warned_ = true;
+    logger::write(
+        log_level::warning,
+        concat(options_.owner, ": the gradient of \"", *changed, "\" was changed after it ",
+               "was sent, which has no effect; change gradients after synchronize()"));
   }
 
   // Whether to reduce once more, because of what some rank has sent.
@@ -284,6 +277,7 @@ class gradient_exchange {
   std::vector<std::size_t> seen_;     // places in the plan, as gradients became ready
   bool changed_ = false;              // the plan is not what learns on this rank
   bool settled_ = false;              // the buckets follow rank 0
+  bool warned_ = false;               // of a gradient that was changed too late
   std::int64_t round_ = 0;
   std::int64_t joined_in_ = 0;
   gradient_buckets buckets_;

@@ -10,13 +10,13 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <bluefog/optim/known_gradient.hpp>
 #include <bluefog/tensor/autograd_node.hpp>
 
 namespace bluefog::optim::detail {
@@ -34,21 +34,6 @@ class gradient_listener {
   virtual void gradient_ready(std::size_t index) = 0;
   /// \return whether it gives the parameters other gradients, at the latest when they are used.
   [[nodiscard]] virtual bool changes_gradients() const noexcept { return false; }
-};
-
-/// Which gradient there was. A weak reference keeps its address from being taken by another tensor.
-class known_gradient {
- public:
-  known_gradient() = default;
-  explicit known_gradient(const at::Tensor& gradient) : last_(gradient.getIntrusivePtr()) {}
-  /// \return whether `gradient` is that one; false as well if there was none.
-  [[nodiscard]] bool is(const at::Tensor& gradient) const {
-    return last_.use_count() != 0 && last_._unsafe_get_target() == gradient.unsafeGetTensorImpl();
-  }
-
- private:
-  c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> last_{
-      at::Tensor().getIntrusivePtr()};
 };
 
 /// Tells a listener when gradients have been accumulated, once per parameter and backward.
