@@ -64,17 +64,19 @@ class noted_gradient {
     return gradient.defined() && gradient.device().is_cpu() && gradient.layout() == at::kStrided &&
            gradient.is_non_overlapping_and_dense() && gradient.numel() != 0;
   }
-  // A number made of up to 64 bytes of it; 0 if those are.
+  // A number made of up to 64 bytes of it without their signs; 0 if they hold zeros.
   [[nodiscard]] static std::uint64_t sample_of(const at::Tensor& gradient) {
     if (!sampled(gradient)) return 0;
     constexpr std::size_t words = 8;
+    constexpr std::uint64_t no_signs = 0x7FFF7FFF7FFF7FFFU;  // of whatever floating type
     const auto* const bytes = static_cast<const std::byte*>(gradient.const_data_ptr());
     const std::size_t length = std::min(gradient.nbytes(), sizeof(std::uint64_t));
     std::uint64_t sample = 0;
     for (std::size_t i = 0; i < words; ++i) {
       std::uint64_t word = 0;
-      std::memcpy(&word, bytes + (gradient.nbytes() - length) / (words - 1) * i, length);
-      sample = sample * 0x9E3779B97F4A7C15U + word;
+      const std::size_t begin = (gradient.nbytes() - length) / (words - 1) * i;
+      std::memcpy(&word, bytes + begin / 2 * 2, length);
+      sample = sample * 0x9E3779B97F4A7C15U + (word & no_signs);
     }
     return sample;
   }
