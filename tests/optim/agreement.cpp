@@ -311,6 +311,24 @@ RANKS_TEST("a rank whose loss reaches no parameter takes part in the step",
   require_close(net->first, torch::full({3}, -3.0 / comm.size(), at::kDouble), 1e-14);
 }
 
+RANKS_TEST("passes that reach no parameter are not counted, and the step is made with the others",
+           "[optim][gradients][unused][counting]") {
+  two net;
+  gradient_allreduce optimizer(
+      SGD(net->parameters(), 1.0), net, comm,
+      {.backward_passes_per_step = 2, .partial_window = partial_window::flush});
+  for (int window = 0; window < 3; ++window) {
+    for (const int pass : {0, 1})  // one or both of them reach something
+      if ((comm.rank() + window + pass) % 3 != 0) net->forward().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    require_close(net->first, torch::full({3}, -1.0 - window, at::kDouble), 1e-14);
+  }
+  if (comm.rank() == 0) net->forward().backward();  // on the others nothing does
+  optimizer.step();
+  require_equal_on_ranks(comm, net->first);
+}
+
 RANKS_TEST("a window with local steps finds out too that ranks differ",
            "[optim][gradients][frozen]") {
   if (comm.size() == 1) return;
