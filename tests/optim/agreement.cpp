@@ -174,6 +174,26 @@ RANKS_TEST("joining is refused where steps could be local", "[optim][gradients][
   require_contains(require_throws<usage_error>([&] { optimizer.join(); }), "partial_window");
 }
 
+RANKS_TEST("joining is refused while momenta may differ because of local steps before",
+           "[optim][gradients][join][state]") {
+  mlp net = make_mlp(0);
+  gradient_allreduce optimizer(sgd_of(net), net, comm, {.backward_passes_per_step = 2});
+  for (const int pass : {0, 1}) {
+    loss_in_step(pass)(net, comm.rank()).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  mlp again = make_mlp(0);
+  gradient_allreduce resumed(
+      sgd_of(again), again, comm,
+      {.backward_passes_per_step = 2, .partial_window = partial_window::flush});
+  restore(saved(net), again);
+  restore(saved(optimizer), resumed);
+  require_contains(require_throws<usage_error>([&] { resumed.join(); }), "broadcast_from()");
+  resumed.broadcast_from(0);
+  require_equal(resumed.join(), comm.size() - 1);
+}
+
 RANKS_TEST("broadcast_from makes replicas equal, after which gradients suffice again",
            "[optim][gradients][state]") {
   mlp net = make_mlp(0);
