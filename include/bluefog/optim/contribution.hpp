@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <vector>
 
 namespace bluefog::optim::detail {
 
@@ -25,5 +28,48 @@ struct reduction_result {
   bool local_steps = false;     ///< some rank has; gradients are then as they were
   bool states_differ = false;   ///< some rank's may
 };
+
+/// What a rank says about itself once somebody has given notice.
+struct reduction_record {
+  static constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
+
+  std::int64_t spoilt;     // 1: what it has sent are no longer its gradients
+  std::int64_t changed;    // 1: its parameters are not those of the plan
+  std::int64_t passes;     // backwards in its gradients
+  std::int64_t joined_in;  // the round in which it had no more data, `never` if it has some
+  std::int64_t objection;
+  std::int64_t local_steps;
+  std::int64_t states_differ;
+};
+
+/// \return how many passes those ranks that have any have on average, 0 if none has.
+[[nodiscard]] inline double mean_passes(const std::vector<reduction_record>& all) {
+  std::int64_t sum = 0;
+  std::int64_t active = 0;
+  for (const reduction_record& each : all) {
+    sum += each.passes;
+    active += each.passes > 0 ? 1 : 0;
+  }
+  return active == 0 ? 0 : static_cast<double>(sum) / static_cast<double>(active);
+}
+
+/// \return what follows from what all ranks have said.
+[[nodiscard]] inline reduction_result summary(const std::vector<reduction_record>& all) {
+  reduction_result result{.passes = mean_passes(all)};
+  std::int64_t latest = 0;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].joined_in != reduction_record::never) ++result.joined;
+    if (all[rank].local_steps != 0) result.local_steps = true;
+    if (all[rank].states_differ != 0) result.states_differ = true;
+    if (all[rank].objection >= 0 && result.objector < 0) {
+      result.objector = static_cast<int>(rank);
+      result.objection = all[rank].objection;
+    }
+    if (all[rank].joined_in < latest) continue;
+    latest = all[rank].joined_in;
+    result.last = static_cast<int>(rank);
+  }
+  return result;
+}
 
 }  // namespace bluefog::optim::detail

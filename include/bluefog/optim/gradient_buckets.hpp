@@ -23,7 +23,6 @@
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/reduce_op.hpp>
 #include <bluefog/optim/gradient_bucket.hpp>
-#include <bluefog/optim/known_gradient.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/scaled_copy.hpp>
 #include <bluefog/optim/transfer.hpp>
@@ -145,8 +144,7 @@ class gradient_buckets {
       send(buckets_[sent_], comm);
   }
 
-  /// \return a parameter whose gradient was changed after it was put in, to no effect; null if
-  /// none.
+  /// \return a parameter whose gradient was changed in vain after it was put in; null if none.
   [[nodiscard]] const std::string* changed() const {
     if (spoilt_ || options_.in_place) return nullptr;
     for (const bucket& each : buckets_)
@@ -175,19 +173,24 @@ class gradient_buckets {
 
   /// Hands the results over: a gradient then lies in its bucket, until it is cleared. A parameter
   /// that no rank used keeps an undefined gradient. \param passes  the result is divided by this.
-  void hand_over(double passes) {
+  /// \return the indices of those that no rank used.
+  std::vector<std::size_t> hand_over(double passes) {
+    std::vector<std::size_t> unused;
     const double factor = options_.predivide / passes;
     for (bucket& each : buckets_) {
       const auto as_is = [&](const member& it) { return each.type == it.type; };
       const bool all_as_is = std::ranges::all_of(each.members, as_is);
       if (all_as_is && factor != 1) each.flat.narrow(0, 0, each.count).mul_(factor);
       for (std::size_t i = 0; i < each.members.size(); ++i) {
-        if (each.reduced_flag(i) == 0) continue;
         const member& it = each.members[i];
-        at::Tensor(it.parameter).mutable_grad() =
-            all_as_is ? it.slot : scaled_copy(it.slot, it.type, factor);
+        if (each.reduced_flag(i) == 0)
+          unused.push_back(it.index);
+        else
+          at::Tensor(it.parameter).mutable_grad() =
+              all_as_is ? it.slot : scaled_copy(it.slot, it.type, factor);
       }
     }
+    return unused;
   }
 
   /// Gives up on this rank what is under way. Other ranks may not know and wait for the rest, which

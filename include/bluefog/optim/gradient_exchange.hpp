@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -109,7 +108,8 @@ class gradient_exchange {
       result = summary(all);
       break;
     }
-    if (!result.local_steps) buckets_.hand_over(divides ? std::max(result.passes, 1.0) : 1.0);
+    if (!result.local_steps)
+      say_unused(buckets_.hand_over(divides ? std::max(result.passes, 1.0) : 1.0));
     follow_root();
     return result;
   }
@@ -141,23 +141,12 @@ class gradient_exchange {
   void forget_joined() { joined_in_ = 0; }
 
  private:
-  static constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
-
-  /// What a rank says about itself once somebody has given notice.
-  struct record {
-    std::int64_t spoilt;     // 1: what it has sent are no longer its gradients
-    std::int64_t changed;    // 1: its parameters are not those of the plan
-    std::int64_t passes;     // backwards in its gradients
-    std::int64_t joined_in;  // the round in which it had no more data, `never` if it has some
-    std::int64_t objection;
-    std::int64_t local_steps;
-    std::int64_t states_differ;
-  };
+  using record = reduction_record;
 
   [[nodiscard]] std::vector<record> gather(const contribution& own, bool spoilt) {
     if (own.joined && joined_in_ == 0) joined_in_ = round_;
     const record own_record{
-        spoilt,        changed_,        own.passes,       own.joined ? joined_in_ : never,
+        spoilt,        changed_,        own.passes,       own.joined ? joined_in_ : record::never,
         own.objection, own.local_steps, own.states_differ};
     using numbers = std::array<std::int64_t, sizeof(record) / sizeof(std::int64_t)>;
     const auto sent = std::bit_cast<numbers>(own_record);
@@ -180,6 +169,18 @@ class gradient_exchange {
                "was sent, which has no effect; change gradients after synchronize()"));
   }
 
+  // In debugging, whenever they are others. \param places  in the plan.
+  void say_unused(std::vector<std::size_t> places) {
+    std::ranges::sort(places);
+    if (places == unused_) return;
+    unused_ = std::move(places);
+    if (unused_.empty() || !logger::says(log_level::debug)) return;
+    std::string names;
+    for (const std::size_t place : unused_)
+      names += concat(names.empty() ? "\"" : ", \"", parameters_[plan_[place]].name, "\"");
+    logger::write(log_level::debug, concat(options_.owner, ": no rank uses ", names));
+  }
+
   // Whether to reduce once more, because of what some rank has sent.
   [[nodiscard]] bool reduced_in_vain(const std::vector<record>& all) const {
     const auto found = std::ranges::find(all, 1, &record::spoilt);
@@ -190,34 +191,6 @@ class gradient_exchange {
             " has given up a backward that other ranks have finished; clear the gradients of all "
             "ranks and make it anew");
     return true;
-  }
-
-  [[nodiscard]] static reduction_result summary(const std::vector<record>& all) {
-    reduction_result result{.passes = mean_passes(all)};
-    std::int64_t latest = 0;
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (all[rank].joined_in != never) ++result.joined;
-      if (all[rank].local_steps != 0) result.local_steps = true;
-      if (all[rank].states_differ != 0) result.states_differ = true;
-      if (all[rank].objection >= 0 && result.objector < 0) {
-        result.objector = static_cast<int>(rank);
-        result.objection = all[rank].objection;
-      }
-      if (all[rank].joined_in < latest) continue;
-      latest = all[rank].joined_in;
-      result.last = static_cast<int>(rank);
-    }
-    return result;
-  }
-
-  [[nodiscard]] static double mean_passes(const std::vector<record>& all) {
-    std::int64_t sum = 0;
-    std::int64_t active = 0;
-    for (const record& each : all) {
-      sum += each.passes;
-      active += each.passes > 0 ? 1 : 0;
-    }
-    return active == 0 ? 0 : static_cast<double>(sum) / static_cast<double>(active);
   }
 
   [[nodiscard]] std::vector<std::size_t> learning() const {
@@ -235,6 +208,7 @@ class gradient_exchange {
     changed_ = false;
     settled_ = false;
     seen_.clear();
+    unused_.clear();
     pack({});
   }
 
@@ -275,6 +249,7 @@ class gradient_exchange {
   std::vector<std::size_t> plan_;     // which parameters travel: the same on all ranks
   std::vector<std::size_t> watched_;  // which parameters learn on this rank
   std::vector<std::size_t> seen_;     // places in the plan, as gradients became ready
+  std::vector<std::size_t> unused_;   // places whose parameters no rank has used last
   bool changed_ = false;              // the plan is not what learns on this rank
   bool settled_ = false;              // the buckets follow rank 0
   bool warned_ = false;               // of a gradient that was changed too late
