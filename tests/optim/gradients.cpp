@@ -120,8 +120,8 @@ RANKS_TEST("a step after synchronize without the guard does not average again, a
 
 RANKS_TEST("a change of gradients that have been sent has no effect, and a warning names one",
            "[optim][gradients][clip]") {
-  using change = std::function<void(at::Tensor&)>;
-  const change changes[] = {
+  using changing = std::function<void(at::Tensor&)>;
+  const changing changes[] = {
       [](at::Tensor& weight) { weight.mutable_grad().mul_(0.5); },
       [](at::Tensor& weight) { weight.mutable_grad() = weight.grad() * 0.5; },
       [](at::Tensor& weight) { torch::nn::utils::clip_grad_norm_(weight, 1e-6); }};
@@ -489,8 +489,8 @@ RANKS_TEST("gradients that the program sets to zero, some of them or by a factor
 }
 
 RANKS_TEST("a generator and a discriminator with a wrapper each", "[optim][gradients]") {
-  for (const auto& [by_module, to_none] :
-       {std::pair{false, true}, {false, false}, {true, true}, {true, false}}) {
+  for (const auto& [by_module, to_none] : {std::pair{false, true}, std::pair{false, false},
+                                           std::pair{true, true}, std::pair{true, false}}) {
     captured_log log;
     mlp generator(2, 8), discriminator(2, 8);
     mlp plain_generator(2, 8), plain_discriminator(2, 8);

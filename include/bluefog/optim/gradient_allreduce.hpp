@@ -83,7 +83,8 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
   }
 
   /// Waits until the gradients are those of all ranks; applies nothing. Collective. Between this
-  /// and `step()` is where gradients are clipped.
+  /// and `step()` is where gradients are clipped: one that is changed before, when it has been
+  /// sent, is used as it was sent, and the log says so once, as far as that is noticed.
   void synchronize() {
     refresh();
     shared_->synchronize();

@@ -23,6 +23,7 @@
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/reduce_op.hpp>
 #include <bluefog/optim/gradient_bucket.hpp>
+#include <bluefog/optim/known_gradient.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/scaled_copy.hpp>
 #include <bluefog/optim/transfer.hpp>
