@@ -48,10 +48,11 @@ class noted_gradient {
     return gradient.defined() &&
            (!is(gradient) || version_of(gradient) != version_ || sample_of(gradient) != sample_);
   }
-  /// \return whether it has been set to zero since, where it lies. Looks at the values, and waits
-  ///         for the device, only if torch has counted a change.
+  /// \return whether it has been set to zero since, where it lies: a module's `zero_grad` detaches
+  ///         it first, which makes another tensor. Looks at the values, and waits for the device,
+  ///         only if that or a change has taken place.
   [[nodiscard]] bool zeroed(const at::Tensor& gradient) const {
-    if (!is(gradient) || version_of(gradient) == version_) return false;
+    if (!gradient.defined() || (is(gradient) && version_of(gradient) == version_)) return false;
     if (sampled(gradient) && sample_ == 0) return false;  // as it may have been
     return gradient.is_sparse() ? gradient._nnz() == 0 : !gradient.any().item<bool>();
   }
