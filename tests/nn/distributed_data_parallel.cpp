@@ -7,6 +7,8 @@
 
 #include <torch/torch.h>
 
+#include <bluefog/collective/barrier.hpp>
+#include <bluefog/core/logger.hpp>
 #include <bluefog/nn/distributed_data_parallel.hpp>
 #include <bluefog/optim/adapt_with_combine.hpp>
 #include <bluefog/tensor/allgather.hpp>
@@ -149,7 +151,7 @@ RANKS_TEST("modules that differ are refused on every rank, by the first differen
   const int last = comm.size() - 1;
   const bool odd = comm.rank() == last;
   const auto refused = [&](auto& model) {
-    return require_throws<mismatch_error>([&] { distributed_data_parallel(model, comm); });
+    return require_throws_soon<mismatch_error>([&] { distributed_data_parallel(model, comm); });
   };
   const std::string where = "on rank " + std::to_string(last);
   {
@@ -324,6 +326,34 @@ RANKS_TEST("parameters that some or all ranks do not use", "[nn][ddp][unused]") 
   require_close(model["b"].grad(), torch::ones({40}, at::kDouble), 1e-14);
 }
 
+RANKS_TEST("parameters that no rank uses are named at level debug, whenever they are others",
+           "[nn][ddp][unused]") {
+  static const log_level usual = logger::level();  // one for all ranks that are threads
+  logger::level(log_level::debug);
+  barrier(comm);
+  captured_log log;
+  bag model({"a", "b", "c"});
+  distributed_data_parallel net(model, comm, {.bucket_bytes = 8});
+  const auto backward = [&](const std::vector<std::string>& used) {
+    model.zero_grad();
+    net.forward(used).backward();
+  };
+  const std::string silent = "distributed_data_parallel: no rank uses ";
+  backward({"a", comm.rank() == 0 ? "b" : "a"});
+  backward({"a", comm.rank() == comm.size() - 1 ? "b" : "a"});
+  require_equal(log.count(silent), 1);
+  require_equal(log.count(silent + "\"c\""), 1);
+  backward({"b"});
+  require_equal(log.count(silent), 2);
+  require_equal(log.count(silent + "\"a\", \"c\""), 1);
+  backward({"a", "b", "c"});
+  require_equal(log.count(silent), 2);
+  backward({"b"});
+  require_equal(log.count(silent), 3);
+  barrier(comm);
+  logger::level(usual);
+}
+
 RANKS_TEST("a parameter used twice is reduced once, after its last use", "[nn][ddp][shared]") {
   const int n = comm.size();
   torch::nn::Linear tied(3, 3);
@@ -473,7 +503,7 @@ void freeze(Comm& comm, std::int64_t bucket_bytes) {
   model["b"].requires_grad_(false);  // now all agree
   backward();
   if (comm.rank() == odd) model["b"].requires_grad_(true);  // and the other way round
-  require_contains(require_throws<mismatch_error>(backward), "parameter 1 is \"b\"");
+  require_contains(require_throws_soon<mismatch_error>(backward), "parameter 1 is \"b\"");
   model["b"].requires_grad_(false);
   backward();
 }

@@ -270,6 +270,9 @@ TEST_CASE("a saved sampler goes on in the middle of its epoch", "[nn][sampler]")
 
   nn::distributed_sampler other(50, 0, 2, {.seed = 9});
   CHECK_THROWS_WITH(other.load(in), ContainsSubstring("seed must be 9, got 3"));
+  nn::distributed_sampler in_order(50, 0, 2, {.shuffle = false, .seed = 3});
+  CHECK_THROWS_WITH(in_order.load(in), ContainsSubstring("shuffle must be 0, got 1"));
+  CHECK(in_order.epoch() == 0);
   nn::distributed_sampler among_five(50, 0, 5, {.seed = 3});
   CHECK_THROWS_WITH(among_five.load(in), ContainsSubstring("ranks must be 5, got 2"));
 }

@@ -174,6 +174,26 @@ RANKS_TEST("joining is refused where steps could be local", "[optim][gradients][
   require_contains(require_throws<usage_error>([&] { optimizer.join(); }), "partial_window");
 }
 
+RANKS_TEST("joining is refused while momenta may differ because of local steps before",
+           "[optim][gradients][join][state]") {
+  mlp net = make_mlp(0);
+  gradient_allreduce optimizer(sgd_of(net), net, comm, {.backward_passes_per_step = 2});
+  for (const int pass : {0, 1}) {
+    loss_in_step(pass)(net, comm.rank()).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  mlp again = make_mlp(0);
+  gradient_allreduce resumed(
+      sgd_of(again), again, comm,
+      {.backward_passes_per_step = 2, .partial_window = partial_window::flush});
+  restore(saved(net), again);
+  restore(saved(optimizer), resumed);
+  require_contains(require_throws<usage_error>([&] { resumed.join(); }), "broadcast_from()");
+  resumed.broadcast_from(0);
+  require_equal(resumed.join(), comm.size() - 1);
+}
+
 RANKS_TEST("broadcast_from makes replicas equal, after which gradients suffice again",
            "[optim][gradients][state]") {
   mlp net = make_mlp(0);
@@ -309,6 +329,24 @@ RANKS_TEST("a rank whose loss reaches no parameter takes part in the step",
     optimizer.step();
   }
   require_close(net->first, torch::full({3}, -3.0 / comm.size(), at::kDouble), 1e-14);
+}
+
+RANKS_TEST("passes that reach no parameter are not counted, and the step is made with the others",
+           "[optim][gradients][unused][counting]") {
+  two net;
+  gradient_allreduce optimizer(
+      SGD(net->parameters(), 1.0), net, comm,
+      {.backward_passes_per_step = 2, .partial_window = partial_window::flush});
+  for (int window = 0; window < 3; ++window) {
+    for (const int pass : {0, 1})  // one or both of them reach something
+      if ((comm.rank() + window + pass) % 3 != 0) net->forward().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    require_close(net->first, torch::full({3}, -1.0 - window, at::kDouble), 1e-14);
+  }
+  if (comm.rank() == 0) net->forward().backward();  // on the others nothing does
+  optimizer.step();
+  require_equal_on_ranks(comm, net->first);
 }
 
 RANKS_TEST("a window with local steps finds out too that ranks differ",

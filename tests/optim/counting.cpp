@@ -45,6 +45,7 @@ void play(Optimizer& optimizer, mlp& net, Comm& comm, std::string_view sequence,
       if (each == 's') {
         require_equal(comm.statistics().bytes_sent, sent.bytes_sent);
         require_equal(comm.statistics().operations, sent.operations);
+        require_equal(comm.statistics().control_messages, sent.control_messages);
         require(optimizer.passes_since_communication() > 0, "a local step keeps the count");
       } else {
         require_equal(optimizer.passes_since_communication(), 0);

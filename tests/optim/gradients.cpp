@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // gradient_allreduce: windows, what may be lost, what travels.
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,6 +50,14 @@ std::vector<at::Tensor> mean_gradient(mlp& net, int ranks, const std::vector<int
   for (int rank = first; rank < ranks; ++rank)
     for (const int step : steps) sum = sum + loss_in_step(step)(net, rank) / ranks;
   return torch::autograd::grad({sum}, net->parameters());
+}
+
+/// Takes a step along `gradient`.
+void descend(const torch::nn::Module& module, const std::vector<at::Tensor>& gradient,
+             double rate) {
+  const torch::NoGradGuard no_grad;
+  auto parameters = module.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= rate * gradient[i];
 }
 
 template <class Comm>
@@ -108,6 +118,43 @@ RANKS_TEST("a step after synchronize without the guard does not average again, a
   require_equal(log.count(""), 1);
 }
 
+RANKS_TEST("a change of gradients that have been sent has no effect, and a warning names one",
+           "[optim][gradients][clip]") {
+  using changing = std::function<void(at::Tensor&)>;
+  const changing changes[] = {
+      [](at::Tensor& weight) { weight.mutable_grad().mul_(0.5); },
+      [](at::Tensor& weight) { weight.mutable_grad() = weight.grad() * 0.5; },
+      [](at::Tensor& weight) { torch::nn::utils::clip_grad_norm_(weight, 1e-6); }};
+  for (const auto& scale : changes) {
+    captured_log log;
+    mlp net = make_mlp(0), alone = make_mlp(0);
+    gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm, {.bucket_bytes = 300});
+    for (const int step : {1, 2, 3}) {
+      optimizer.zero_grad();
+      backward(net, comm, step);
+      scale(net->second->weight);
+      optimizer.step();
+      descend(*alone, mean_gradient(alone, comm.size(), {step}), 0.1);
+      require_close(flatten(*net), flatten(*alone), 1e-12);
+    }
+    require_equal(log.count("gradient of \"second.weight\" was changed after it was sent"), 1);
+    require_equal(log.count(""), 1);
+  }
+  {  // before the last backward of a window nothing has been sent
+    captured_log log;
+    mlp net = make_mlp(0), alone = make_mlp(0);
+    gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
+                                 {.backward_passes_per_step = 2});
+    backward(net, comm, 1);
+    for (auto& each : net->parameters()) each.mutable_grad().mul_(0.5);
+    backward(net, comm, 2);
+    optimizer.step();
+    descend(*alone, mean_gradient(alone, comm.size(), {1, 2, 2}), 0.1 / 4);
+    require_close(flatten(*net), flatten(*alone), 1e-12);
+    require_equal(log.count(""), 0);
+  }
+}
+
 RANKS_TEST("a step reduces the gradients once, and a local one nothing", "[optim][gradients]") {
   const int n = comm.size();
   mlp net = make_mlp(0);
@@ -144,10 +191,7 @@ RANKS_TEST("J backwards are reduced as one, divided by J or not", "[optim][gradi
       optimizer.step();
       const auto gradient =
           mean_gradient(alone, comm.size(), {3 * round + 1, 3 * round + 2, 3 * round + 3});
-      const torch::NoGradGuard no_grad;
-      auto parameters = alone->parameters();
-      for (std::size_t i = 0; i < parameters.size(); ++i)
-        parameters[i] -= 0.1 * gradient[i] / (average ? 3 : 1);
+      descend(*alone, gradient, 0.1 / (average ? 3 : 1));
       require_close(flatten(*net), flatten(*alone), 1e-12);
     }
   }
@@ -254,10 +298,7 @@ RANKS_TEST("a cut window is stepped locally, reduced at once, or an error", "[op
   const auto expected = [&](const std::vector<int>& steps) {
     mlp alone = make_mlp(0);
     const auto gradient = mean_gradient(alone, comm.size(), steps);
-    const torch::NoGradGuard no_grad;
-    auto parameters = alone->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-      parameters[i] -= 0.1 * gradient[i] / static_cast<double>(steps.size());
+    descend(*alone, gradient, 0.1 / static_cast<double>(steps.size()));
     return flatten(*alone);
   };
   for (const bool by_step : {true, false}) {
@@ -279,9 +320,7 @@ RANKS_TEST("a cut window is stepped locally, reduced at once, or an error", "[op
     for (const int step : {4, 5, 6, 7}) backward(net, comm, step);
     optimizer.step();
     const auto gradient = mean_gradient(alone, comm.size(), {4, 5, 6, 7});
-    const torch::NoGradGuard no_grad;
-    auto parameters = alone->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i] / 4;
+    descend(*alone, gradient, 0.1 / 4);
     require_close(flatten(*net), flatten(*alone), 1e-12);
   }
   {  // a flush after local steps: what was not stepped on is, then parameters are averaged
@@ -319,9 +358,7 @@ RANKS_TEST("a backward too many warns, and is reduced with the others", "[optim]
     backward(net, comm, 2);
     optimizer.step();
     const auto gradient = mean_gradient(alone, comm.size(), {1, 2});
-    const torch::NoGradGuard no_grad;
-    auto parameters = alone->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i];
+    descend(*alone, gradient, 0.1);
     require_close(flatten(*net), flatten(*alone), 1e-12);
   }
   require_equal(log.count("backward_passes_per_step is 1"), 1);
@@ -355,7 +392,7 @@ RANKS_TEST("zero_grad refuses to lose a backward, and names synchronize", "[opti
 RANKS_TEST("a backward lost to another zero_grad than the wrapper's is found out",
            "[optim][gradients]") {
   captured_log log;
-  const auto check = [&](auto& model, const auto& loss) {
+  const auto check = [&](auto& model, bool to_none, const auto& loss) {
     const auto expected = [&](const at::Tensor& before, const std::vector<int>& seeds) {
       at::Tensor mean = torch::zeros_like(before);
       for (int rank = 0; rank < comm.size(); ++rank)
@@ -379,18 +416,20 @@ RANKS_TEST("a backward lost to another zero_grad than the wrapper's is found out
                                    {.backward_passes_per_step = passes, .bucket_bytes = 300});
       torch::optim::Optimizer& base = optimizer;
       const auto before = flatten(model);
-      F(1);
-      model.zero_grad();
-      refused([&] { F(2); });  // at the next backward
-      base.zero_grad();
+      if (to_none || model.parameters().size() > 1) {  // one that is there again tells nothing
+        F(1);
+        model.zero_grad(to_none);
+        refused([&] { F(2); });  // at the next backward
+      }
+      base.zero_grad(to_none);
       F(3);
-      base.zero_grad();
+      base.zero_grad(to_none);
       refused([&] { optimizer.step(); });  // or where gradients are wanted
       F(4);
-      base.zero_grad();
+      base.zero_grad(to_none);
       refused([&] { optimizer.synchronize(); });
       F(5);
-      base.zero_grad();
+      base.zero_grad(to_none);
       refused([&] { optimizer.flush(); });
       require_same(flatten(model), before);
       // What is not lost: whole windows, results that are dropped, what a local step has used, and
@@ -401,29 +440,57 @@ RANKS_TEST("a backward lost to another zero_grad than the wrapper's is found out
       for (const int seed : seeds) loss(seed, comm.rank()).backward({}, true, passes == 2);
       optimizer.step();
       require_close(flatten(model), wanted, 1e-12);
-      base.zero_grad();
+      base.zero_grad(to_none);
       for (const int seed : seeds) F(seed);
       optimizer.synchronize();
-      base.zero_grad();
+      base.zero_grad(to_none);
       optimizer.reset_passes();
       for (int pass = 0; pass < 2; ++pass) {
         F(8);
         optimizer.step();
-        base.zero_grad();
+        base.zero_grad(to_none);
       }
     }
   };
-  mlp net = make_mlp(0);
-  check(*net, [&](int seed, int rank) { return loss_in_step(seed)(net, rank); });
-  holder one(torch::zeros({3}, at::kDouble));
-  check(one, [&](int seed, int rank) {
-    return (one.weight - values({3}, 10 * seed + rank)).square().sum();
-  });
+  for (const bool to_none : {true, false}) {
+    mlp net = make_mlp(0);
+    check(*net, to_none, [&](int seed, int rank) { return loss_in_step(seed)(net, rank); });
+    holder one(torch::zeros({3}, at::kDouble));
+    check(one, to_none, [&](int seed, int rank) {
+      return (one.weight - values({3}, 10 * seed + rank)).square().sum();
+    });
+  }
   require_equal(log.count(""), 0);
 }
 
+RANKS_TEST("gradients that the program sets to zero, some of them or by a factor, are not lost",
+           "[optim][gradients]") {
+  mlp net = make_mlp(0), alone = make_mlp(0);
+  gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
+                               {.backward_passes_per_step = 2});
+  backward(net, comm, 1);
+  for (auto& each : net->parameters())
+    if (!each.is_same(net->last->bias)) each.mutable_grad().zero_();
+  net->second->bias.mutable_grad().fill_(1);
+  backward(net, comm, 2);
+  optimizer.step();
+  auto gradient = mean_gradient(alone, comm.size(), {2});
+  gradient[3] += 1;
+  gradient[5] += mean_gradient(alone, comm.size(), {1})[5];
+  descend(*alone, gradient, 0.1 / 2);
+  require_close(flatten(*net), flatten(*alone), 1e-12);
+  optimizer.zero_grad();
+  (loss_in_step(3)(net, comm.rank()) * 0).backward();
+  for (auto& each : net->parameters()) each.mutable_grad().mul_(0.5);  // they were zero before
+  backward(net, comm, 4);
+  optimizer.step();
+  descend(*alone, mean_gradient(alone, comm.size(), {4}), 0.1 / 2);
+  require_close(flatten(*net), flatten(*alone), 1e-12);
+}
+
 RANKS_TEST("a generator and a discriminator with a wrapper each", "[optim][gradients]") {
-  for (const bool by_module : {false, true}) {
+  for (const auto& [by_module, to_none] : {std::pair{false, true}, std::pair{false, false},
+                                           std::pair{true, true}, std::pair{true, false}}) {
     captured_log log;
     mlp generator(2, 8), discriminator(2, 8);
     mlp plain_generator(2, 8), plain_discriminator(2, 8);
@@ -452,10 +519,10 @@ RANKS_TEST("a generator and a discriminator with a wrapper each", "[optim][gradi
       return sum / comm.size();
     };
     for (int step = 0; step < 20; ++step) {
-      by_module ? discriminator->zero_grad() : judges.zero_grad();
+      by_module ? discriminator->zero_grad(to_none) : judges.zero_grad(to_none);
       judge_loss(generator, discriminator, step, comm.rank()).backward();
       judges.step();
-      by_module ? generator->zero_grad() : generates.zero_grad();
+      by_module ? generator->zero_grad(to_none) : generates.zero_grad(to_none);
       generator_loss(generator, discriminator, step, comm.rank()).backward();
       generates.step();
 
@@ -687,9 +754,7 @@ RANKS_TEST("gradient_allreduce moves, goes in flight, and takes closures", "[opt
   require(loss.defined());
   for (const int step : {1, 2}) {
     const auto gradient = mean_gradient(alone, comm.size(), {step});
-    const torch::NoGradGuard no_grad;
-    auto parameters = alone->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i];
+    descend(*alone, gradient, 0.1);
   }
   require_close(flatten(*net), flatten(*alone), 1e-12);
   moved.zero_grad();
@@ -713,9 +778,7 @@ RANKS_TEST("a model reloaded under gradient_allreduce goes on learning", "[optim
     backward(net, comm, step);
     optimizer.step();
     const auto gradient = mean_gradient(alone, comm.size(), {step});
-    const torch::NoGradGuard no_grad;
-    auto parameters = alone->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] -= 0.1 * gradient[i];
+    descend(*alone, gradient, 0.1);
     require_close(flatten(*net), flatten(*alone), 1e-12);
   }
 }

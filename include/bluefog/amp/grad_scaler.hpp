@@ -43,6 +43,11 @@ namespace bluefog::amp {
 ///   ranks' options and scales. So does the first one after a join, in which ranks may have updated
 ///   at different times: `scaler.load_state_dict(broadcast_object(comm, scaler.state_dict(),
 ///   optimizer.join()))`.
+/// - With `communication_type::none` on several ranks no step decides, so a scale that is too large
+///   does not shrink: take `agreement::local`.
+///
+/// A plain optimizer of gradients that `nn::distributed_data_parallel` averages compares nothing:
+/// `scaler.load_state_dict(broadcast_object(comm, scaler.state_dict(), 0))` makes ranks alike.
 class grad_scaler {
  public:
   /// \throws usage_error if a factor is on the wrong side of 1, or the scale not positive
@@ -82,7 +87,8 @@ class grad_scaler {
   /// After the steps of all optimizers: shrinks the scale if one was left out, and grows it after
   /// `growth_interval` updates without that. \throws usage_error if nothing has been unscaled.
   void update();
-  /// Goes on with another scale, the same on every rank.
+  /// Goes on with another scale, the same on every rank. Not between the backwards of a window: the
+  /// gradients that are there keep the scale they have, which is not noticed.
   void update(double new_scale);
 
   [[nodiscard]] bool enabled() const noexcept { return options_.enabled; }

@@ -182,13 +182,14 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     archive.write("position", as_ivalue(state_->position));
     archive.write("dataset_size", as_ivalue(state_->dataset_size));
     archive.write("ranks", as_ivalue(state_->ranks));
+    archive.write("shuffle", as_ivalue(state_->options.shuffle ? 1 : 0));
     archive.write("seed", as_ivalue(state_->options.seed));
   }
 
   /// Goes on where the saved sampler was.
   ///
-  /// \throws usage_error if that one had another data set size, number of ranks or seed, for which
-  ///         its position means nothing here. This sampler is then unchanged.
+  /// \throws usage_error if that one had another data set size, number of ranks, `shuffle` or seed,
+  ///         for which its position means nothing here. This sampler is then unchanged.
   void load(torch::serialize::InputArchive& archive) override {
     const auto read = [&archive](const std::string& key) {
       c10::IValue value;
@@ -202,6 +203,7 @@ class distributed_sampler : public torch::data::samplers::Sampler<> {
     };
     expect_same("dataset_size", state_->dataset_size);
     expect_same("ranks", state_->ranks);
+    expect_same("shuffle", state_->options.shuffle ? 1 : 0);
     expect_same("seed", state_->options.seed);
     const std::size_t epoch = read("epoch");
     const std::size_t position = read("position");

@@ -83,7 +83,8 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
   }
 
   /// Waits until the gradients are those of all ranks; applies nothing. Collective. Between this
-  /// and `step()` is where gradients are clipped.
+  /// and `step()` is where gradients are clipped: one that is changed before, when it has been
+  /// sent, is used as it was sent, and the log says so once, as far as that is noticed.
   void synchronize() {
     refresh();
     shared_->synchronize();
@@ -202,7 +203,9 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
   }
 
   /// As the user's optimizer's. \throws usage_error if a backward would be lost that no step used.
-  /// Where gradients are cleared without this, the next backward or step is what throws.
+  /// Where gradients are cleared without this, the next backward or step is what throws; perhaps
+  /// not the backward, if there is one parameter only and its gradient was set to zero where it
+  /// lies.
   void zero_grad(bool set_to_none = true) {
     shared_->expect_nothing_lost();
     refresh();

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
+#include <bluefog/optim/known_gradient.hpp>
 #include <bluefog/tensor/device.hpp>
 
 namespace bluefog::optim::detail {
@@ -24,6 +26,12 @@ struct gradient_bucket {
     at::ScalarType type;
     at::Tensor slot = {};  // over its part of the bucket, shaped and laid out like the parameter
     bool used = false;     // by this rank's backward
+    noted_gradient sent = {};  // what was put in
+
+    [[nodiscard]] bool holds(const at::Tensor& gradient) const {
+      return gradient.defined() && !gradient.is_sparse() && slot.numel() != 0 &&
+             slot.data_ptr() == gradient.data_ptr();
+    }
   };
 
   at::ScalarType type = at::ScalarType::Float;
@@ -42,6 +50,14 @@ struct gradient_bucket {
   }
   [[nodiscard]] float reduced_flag(std::size_t index) const {
     return flags.const_data_ptr<float>()[index];
+  }
+
+  /// Takes over `flags`; what a device has to send is there once its stream is done.
+  void fetch_flags() {
+    flags = flat.slice(0, count).to(at::kFloat);
+    if (device.is_cpu()) return;
+    const auto pinned = at::TensorOptions(at::kFloat).pinned_memory(true);
+    flags = at::empty(flags.sizes(), pinned).copy_(flags, /*non_blocking=*/true);
   }
 
   /// Writes who of the members was used, which is summed or averaged along: mostly all of them.

@@ -12,7 +12,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/div.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -24,6 +23,7 @@
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/reduce_op.hpp>
 #include <bluefog/optim/gradient_bucket.hpp>
+#include <bluefog/optim/known_gradient.hpp>
 #include <bluefog/optim/options.hpp>
 #include <bluefog/optim/scaled_copy.hpp>
 #include <bluefog/optim/transfer.hpp>
@@ -118,11 +118,11 @@ class gradient_buckets {
     if (where.filled) return;
     bucket& target = buckets_[where.bucket];
     target.order.pass(target.device);
-    const member& owner = target.members[where.member];
+    member& owner = target.members[where.member];
     at::Tensor gradient = empty ? at::Tensor() : dense(owner.parameter.grad(), owner.name);
     at::Tensor slot = owner.slot;
     if (gradient.defined()) {
-      bool lies_there = lies_in_bucket(owner, gradient);
+      bool lies_there = owner.holds(gradient);
       if (lies_there && (spoilt_ || !options_.in_place)) {
         // Accumulated on top of the last result: this rank's sum must survive the reduction.
         gradient = gradient.clone();
@@ -137,11 +137,21 @@ class gradient_buckets {
       slot.zero_();
     }
     if (gradient.defined()) ++target.used;
-    target.members[where.member].used = gradient.defined();
+    owner.used = gradient.defined();
+    if (!options_.in_place) owner.sent = noted_gradient(owner.parameter.grad());
     where.filled = true;
     --target.missing;
     for (; sent_ + 1 < buckets_.size() && buckets_[sent_].missing == 0; ++sent_)
       send(buckets_[sent_], comm);
+  }
+
+  /// \return a parameter whose gradient was changed in vain after it was put in; null if none.
+  [[nodiscard]] const std::string* changed() const {
+    if (spoilt_ || options_.in_place) return nullptr;
+    for (const bucket& each : buckets_)
+      for (const member& it : each.members)
+        if (places_[it.index].filled && it.sent.differs(it.parameter.grad())) return &it.name;
+    return nullptr;
   }
 
   /// Puts in whatever is missing and waits until everything is reduced. Collective.
@@ -164,19 +174,24 @@ class gradient_buckets {
 
   /// Hands the results over: a gradient then lies in its bucket, until it is cleared. A parameter
   /// that no rank used keeps an undefined gradient. \param passes  the result is divided by this.
-  void hand_over(double passes) {
+  /// \return the indices of those that no rank used.
+  std::vector<std::size_t> hand_over(double passes) {
+    std::vector<std::size_t> unused;
     const double factor = options_.predivide / passes;
     for (bucket& each : buckets_) {
       const auto as_is = [&](const member& it) { return each.type == it.type; };
       const bool all_as_is = std::ranges::all_of(each.members, as_is);
       if (all_as_is && factor != 1) each.flat.narrow(0, 0, each.count).mul_(factor);
       for (std::size_t i = 0; i < each.members.size(); ++i) {
-        if (each.reduced_flag(i) == 0) continue;
         const member& it = each.members[i];
-        at::Tensor(it.parameter).mutable_grad() =
-            all_as_is ? it.slot : scaled_copy(it.slot, it.type, factor);
+        if (each.reduced_flag(i) == 0)
+          unused.push_back(it.index);
+        else
+          at::Tensor(it.parameter).mutable_grad() =
+              all_as_is ? it.slot : scaled_copy(it.slot, it.type, factor);
       }
     }
+    return unused;
   }
 
   /// Gives up on this rank what is under way. Other ranks may not know and wait for the rest, which
@@ -188,7 +203,7 @@ class gradient_buckets {
     if (!options_.in_place) return;
     for (const bucket& each : buckets_)
       for (const member& it : each.members) {
-        if (!places_[it.index].filled || !lies_in_bucket(it, it.parameter.grad())) continue;
+        if (!places_[it.index].filled || !it.holds(it.parameter.grad())) continue;
         await_all();
         throw usage_error(
             concat(options_.owner, ": a backward has failed while the gradient of parameter \"",
@@ -213,11 +228,6 @@ class gradient_buckets {
   };
   using bucket = gradient_bucket;
   using member = bucket::member;
-
-  [[nodiscard]] static bool lies_in_bucket(const member& owner, const at::Tensor& gradient) {
-    return gradient.defined() && !gradient.is_sparse() && owner.slot.numel() != 0 &&
-           owner.slot.data_ptr() == gradient.data_ptr();
-  }
 
   [[nodiscard]] at::ScalarType wire_type(at::ScalarType type) const {
     if (options_.compression == compression::fp16) return at::kHalf;
@@ -252,12 +262,7 @@ class gradient_buckets {
   // Whether to go on as usual, and which gradients are defined, the host has to know: here it waits
   // for what the device has been given, once per device.
   void read_flags() {
-    for (bucket& each : buckets_) {
-      each.flags = each.flat.slice(0, each.count).to(at::kFloat);
-      if (each.device.is_cpu()) continue;
-      const auto pinned = at::TensorOptions(at::kFloat).pinned_memory(true);
-      each.flags = at::empty(each.flags.sizes(), pinned).copy_(each.flags, /*non_blocking=*/true);
-    }
+    for (bucket& each : buckets_) each.fetch_flags();
     for (const bucket& each : buckets_)
       if (!each.device.is_cpu()) bluefog::detail::current_stream(each.device).synchronize();
   }

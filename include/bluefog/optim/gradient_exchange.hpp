@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,7 +22,9 @@
 #include <bluefog/collective/broadcast_object.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/core/logger.hpp>
 #include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/contribution.hpp>
 #include <bluefog/optim/gradient_buckets.hpp>
 #include <bluefog/optim/gradient_watch.hpp>
 #include <bluefog/tensor/allreduce.hpp>
@@ -30,27 +32,6 @@
 #include <bluefog/tensor/parameters.hpp>
 
 namespace bluefog::optim::detail {
-
-/// What one rank brings to a reduction, and who has joined after it.
-struct contribution {
-  std::int64_t passes = 1;      ///< how many backwards its gradients are the sum of; 0: none
-  std::int64_t wanted = 1;      ///< how many they usually are
-  bool joined = false;          ///< this rank has no more data
-  std::int64_t objection = -1;  ///< a parameter that was used, or not used, against a promise
-  bool local_steps = false;     ///< it has stepped without the other ranks since the last reduction
-  bool states_differ = false;   ///< its momenta may not be those of the other ranks
-};
-
-/// What all ranks know after a reduction.
-struct reduction_result {
-  int joined = 0;               ///< how many ranks had no more data
-  int last = -1;                ///< the highest of those that had data for longest
-  int objector = -1;            ///< a rank with an objection, if any
-  std::int64_t objection = -1;  ///< that rank's
-  double passes = 0;            ///< the mean of the ranks that had any, 0 if none had
-  bool local_steps = false;     ///< some rank has; gradients are then as they were
-  bool states_differ = false;   ///< some rank's may
-};
 
 /// Keeps gradients of all ranks together: which parameters learn and in which order they travel is
 /// the same on all ranks at any time.
@@ -114,6 +95,7 @@ class gradient_exchange {
     reduction_result result{.passes = static_cast<double>(own.passes),
                             .states_differ = own.states_differ};
     ++round_;
+    if (!warned_) warn_of_change();
     for (;;) {
       const bool spoilt = buckets_.spoilt();
       const bool usual = !spoilt && !changed_ && !own.joined && own.passes == own.wanted &&
@@ -126,7 +108,8 @@ class gradient_exchange {
       result = summary(all);
       break;
     }
-    if (!result.local_steps) buckets_.hand_over(divides ? std::max(result.passes, 1.0) : 1.0);
+    if (!result.local_steps)
+      say_unused(buckets_.hand_over(divides ? std::max(result.passes, 1.0) : 1.0));
     follow_root();
     return result;
   }
@@ -158,23 +141,12 @@ class gradient_exchange {
   void forget_joined() { joined_in_ = 0; }
 
  private:
-  static constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
-
-  /// What a rank says about itself once somebody has given notice.
-  struct record {
-    std::int64_t spoilt;     // 1: what it has sent are no longer its gradients
-    std::int64_t changed;    // 1: its parameters are not those of the plan
-    std::int64_t passes;     // backwards in its gradients
-    std::int64_t joined_in;  // the round in which it had no more data, `never` if it has some
-    std::int64_t objection;
-    std::int64_t local_steps;
-    std::int64_t states_differ;
-  };
+  using record = reduction_record;
 
   [[nodiscard]] std::vector<record> gather(const contribution& own, bool spoilt) {
     if (own.joined && joined_in_ == 0) joined_in_ = round_;
     const record own_record{
-        spoilt,        changed_,        own.passes,       own.joined ? joined_in_ : never,
+        spoilt,        changed_,        own.passes,       own.joined ? joined_in_ : record::never,
         own.objection, own.local_steps, own.states_differ};
     using numbers = std::array<std::int64_t, sizeof(record) / sizeof(std::int64_t)>;
     const auto sent = std::bit_cast<numbers>(own_record);
@@ -187,6 +159,28 @@ class gradient_exchange {
     return records;
   }
 
+  void warn_of_change() {
+    const std::string* const changed = buckets_.changed();
+    if (changed == nullptr) return;
+    warned_ = true;
+    logger::write(
+        log_level::warning,
+        concat(options_.owner, ": the gradient of \"", *changed, "\" was changed after it ",
+               "was sent, which has no effect; change gradients after synchronize()"));
+  }
+
+  // In debugging, whenever they are others. \param places  in the plan.
+  void say_unused(std::vector<std::size_t> places) {
+    std::ranges::sort(places);
+    if (places == unused_) return;
+    unused_ = std::move(places);
+    if (unused_.empty() || !logger::says(log_level::debug)) return;
+    std::string names;
+    for (const std::size_t place : unused_)
+      names += concat(names.empty() ? "\"" : ", \"", parameters_[plan_[place]].name, "\"");
+    logger::write(log_level::debug, concat(options_.owner, ": no rank uses ", names));
+  }
+
   // Whether to reduce once more, because of what some rank has sent.
   [[nodiscard]] bool reduced_in_vain(const std::vector<record>& all) const {
     const auto found = std::ranges::find(all, 1, &record::spoilt);
@@ -197,34 +191,6 @@ class gradient_exchange {
             " has given up a backward that other ranks have finished; clear the gradients of all "
             "ranks and make it anew");
     return true;
-  }
-
-  [[nodiscard]] static reduction_result summary(const std::vector<record>& all) {
-    reduction_result result{.passes = mean_passes(all)};
-    std::int64_t latest = 0;
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (all[rank].joined_in != never) ++result.joined;
-      if (all[rank].local_steps != 0) result.local_steps = true;
-      if (all[rank].states_differ != 0) result.states_differ = true;
-      if (all[rank].objection >= 0 && result.objector < 0) {
-        result.objector = static_cast<int>(rank);
-        result.objection = all[rank].objection;
-      }
-      if (all[rank].joined_in < latest) continue;
-      latest = all[rank].joined_in;
-      result.last = static_cast<int>(rank);
-    }
-    return result;
-  }
-
-  [[nodiscard]] static double mean_passes(const std::vector<record>& all) {
-    std::int64_t sum = 0;
-    std::int64_t active = 0;
-    for (const record& each : all) {
-      sum += each.passes;
-      active += each.passes > 0 ? 1 : 0;
-    }
-    return active == 0 ? 0 : static_cast<double>(sum) / static_cast<double>(active);
   }
 
   [[nodiscard]] std::vector<std::size_t> learning() const {
@@ -242,6 +208,7 @@ class gradient_exchange {
     changed_ = false;
     settled_ = false;
     seen_.clear();
+    unused_.clear();
     pack({});
   }
 
@@ -282,8 +249,10 @@ class gradient_exchange {
   std::vector<std::size_t> plan_;     // which parameters travel: the same on all ranks
   std::vector<std::size_t> watched_;  // which parameters learn on this rank
   std::vector<std::size_t> seen_;     // places in the plan, as gradients became ready
+  std::vector<std::size_t> unused_;   // places whose parameters no rank has used last
   bool changed_ = false;              // the plan is not what learns on this rank
   bool settled_ = false;              // the buckets follow rank 0
+  bool warned_ = false;               // of a gradient that was changed too late
   std::int64_t round_ = 0;
   std::int64_t joined_in_ = 0;
   gradient_buckets buckets_;

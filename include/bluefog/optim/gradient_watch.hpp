@@ -10,13 +10,13 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <bluefog/optim/known_gradient.hpp>
 #include <bluefog/tensor/autograd_node.hpp>
 
 namespace bluefog::optim::detail {
@@ -34,21 +34,6 @@ class gradient_listener {
   virtual void gradient_ready(std::size_t index) = 0;
   /// \return whether it gives the parameters other gradients, at the latest when they are used.
   [[nodiscard]] virtual bool changes_gradients() const noexcept { return false; }
-};
-
-/// Which gradient there was. A weak reference keeps its address from being taken by another tensor.
-class known_gradient {
- public:
-  known_gradient() = default;
-  explicit known_gradient(const at::Tensor& gradient) : last_(gradient.getIntrusivePtr()) {}
-  /// \return whether `gradient` is that one; false as well if there was none.
-  [[nodiscard]] bool is(const at::Tensor& gradient) const {
-    return last_.use_count() != 0 && last_._unsafe_get_target() == gradient.unsafeGetTensorImpl();
-  }
-
- private:
-  c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> last_{
-      at::Tensor().getIntrusivePtr()};
 };
 
 /// Tells a listener when gradients have been accumulated, once per parameter and backward.
@@ -157,22 +142,24 @@ class pending_gradients {
   /// The gradient of parameter `index` is complete for a backward.
   void arrived(std::size_t index, const at::Tensor& parameter) {
     if (index >= gradients_.size()) gradients_.resize(index + 1);
-    const at::Tensor& now = parameter.grad();
-    gradients_[index] = {parameter, known_gradient(now), now.defined()};
+    gradients_[index] = {parameter, noted_gradient(parameter.grad())};
   }
   void clear() { gradients_.clear(); }
 
   /// Not while gradients of a new backward arrive, but before the second of them it may be asked.
-  /// \return whether some gradient has been cleared since it has arrived.
-  [[nodiscard]] bool lost() const {
+  /// \param arriving  whether the first of them has arrived.
+  /// \return whether some gradient has been cleared since it has arrived, or all set to zero.
+  [[nodiscard]] bool lost(bool arriving) const {
     if (std::ranges::any_of(gradients_, [](const gradient& it) {
-          return it.defined && !it.parameter.grad().defined();
+          return it.last.defined() && !it.parameter.grad().defined();
         }))
       return true;
+    if (zeroed(arriving)) return true;
     // Of a single one there may be another by now. Where that need not mean anything, it does not.
-    if (c10::GradMode::is_enabled() || std::ranges::count_if(gradients_, &gradient::defined) != 1)
+    const auto defined = [](const gradient& it) { return it.last.defined(); };
+    if (c10::GradMode::is_enabled() || std::ranges::count_if(gradients_, defined) != 1)
       return false;
-    const gradient& only = *std::ranges::find_if(gradients_, &gradient::defined);
+    const gradient& only = *std::ranges::find_if(gradients_, defined);
     const at::Tensor& now = only.parameter.grad();
     return !now.is_sparse() && !only.last.is(now);
   }
@@ -180,9 +167,21 @@ class pending_gradients {
  private:
   struct gradient {
     at::Tensor parameter = {};
-    known_gradient last = {};
-    bool defined = false;
+    noted_gradient last = {};
   };
+
+  // All but the one that is arriving, which no longer tells. A program may set some to zero.
+  [[nodiscard]] bool zeroed(bool arriving) const {
+    int found = 0;
+    int others = 0;
+    for (const gradient& it : gradients_) {
+      if (!it.last.defined()) continue;
+      ++(it.last.zeroed(it.parameter.grad()) ? found : others);
+      if (others > (arriving ? 1 : 0)) return false;
+    }
+    return found > 0;
+  }
+
   std::vector<gradient> gradients_;  // by the parameter's index
 };
 

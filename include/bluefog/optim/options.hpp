@@ -106,6 +106,9 @@ struct gradient_allreduce_options {
   bool average_aggregated_gradients = true;
   std::int64_t bucket_bytes = 25 << 20;  ///< gradients travel in messages of about this size
   bool sparse_as_dense = false;          ///< else a sparse gradient is an error
+  /// A pass that reaches no parameter is not counted. With J > 1 and `local` a rank with such a
+  /// pass would step alone where others communicate, so each has to reach some parameter on every
+  /// rank.
   optim::partial_window partial_window = optim::partial_window::local;
   optim::uneven uneven = optim::uneven::zeros;
   optim::miscount on_miscount = miscount::warn;
