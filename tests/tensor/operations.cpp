@@ -407,12 +407,12 @@ RANKS_TEST("operations on many tensors may be in flight together, apart and in p
         true, [&](const at::Tensor& all) { return mixed(all, graph, rank); },
         [&](const list& x) { return bluefog::neighbor_allreduce_nonblocking_(comm, x, graph); });
     if (comm.machine_size() == 1) {
-      const auto half = [](const at::Tensor& all) { return 0.5 * all.mean(0); };
+      const auto halved = [](const at::Tensor& all) { return 0.5 * all.mean(0); };
       const neighborhood alone{.self_weight = 0.5};
-      start(false, half, [&](const list& x) {
+      start(false, halved, [&](const list& x) {
         return bluefog::hierarchical_neighbor_allreduce_nonblocking(comm, x, alone);
       });
-      start(true, half, [&](const list& x) {
+      start(true, halved, [&](const list& x) {
         return bluefog::hierarchical_neighbor_allreduce_nonblocking_(comm, x, alone);
       });
     }
