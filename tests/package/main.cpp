@@ -31,6 +31,14 @@ void average(Comm& comm) {
   require(std::abs(y[0] - expected) < 1e-6F, "a constant is a fixed point of neighbor_allreduce");
 }
 
+#if BLUEFOG_HAS_TORCH
+template <class Comm>
+void average_tensors(Comm& comm) {
+  const at::Tensor mean = bluefog::allreduce(comm, at::full({2, 2}, comm.rank(), at::kFloat));
+  require(mean.allclose(at::full({2, 2}, (comm.size() - 1) / 2.0, at::kFloat)), "so for tensors");
+}
+#endif
+
 }  // namespace
 
 int main() {
@@ -47,8 +55,12 @@ int main() {
 #endif
 
 #if BLUEFOG_HAS_TORCH
-  const at::Tensor mean = bluefog::allreduce(comm, at::full({2, 2}, comm.rank(), at::kFloat));
-  require(mean.allclose(at::full({2, 2}, (comm.size() - 1) / 2.0, at::kFloat)), "so for tensors");
+#if BLUEFOG_HAS_MPI
+  average_tensors(comm);
+#else
+  bluefog::run_threads(
+      3, [](bluefog::communicator<bluefog::thread_backend>& each) { average_tensors(each); });
+#endif
   if (speaks) std::puts("with torch");
 #endif
 #if BLUEFOG_HAS_NCCL

@@ -106,16 +106,27 @@ def find_package():
 
 def components():
     build = A.work / "components"
-    done = configure(A.source / "tests/package/components", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}",
-                     f"-DCONSUMER_MPI={'ON' if A.mpi_compiler else 'OFF'}")
-    require(done.returncode == 0, "components are found one by one")
+
+    def configure_consumer(*options):
+        return configure(A.source / "tests/package/components", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}",
+                         f"-DCONSUMER_MPI={'ON' if A.mpi_compiler else 'OFF'}", *options).returncode
+
+    require(configure_consumer() == 0, "components are found one by one")
     build_and_run(build, torch=False, nccl=False)
-    if not A.nccl:
-        return
-    done = configure(A.source / "tests/package/components", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}",
-                     f"-DCONSUMER_MPI={'ON' if A.mpi_compiler else 'OFF'}", "-DCONSUMER_NCCL=ON")
-    require(done.returncode == 0, "so is NCCL")
-    build_and_run(build, torch=False)
+    if A.nccl:
+        require(configure_consumer("-DCONSUMER_NCCL=ON") == 0, "so is NCCL")
+        build_and_run(build, torch=False)
+    if A.torch:
+        require(configure_consumer("-DCONSUMER_TORCH=ON") == 0, "so is torch, alone and with MPI")
+        build_and_run_tensors(build)
+
+
+def build_and_run_tensors(build):
+    require(run(A.cmake, "--build", build).returncode == 0, "it builds")
+    done = run(build / "tensors")
+    require(done.returncode == 0 and done.stdout == "tensors of 3 ranks averaged\n", "torch alone is enough for tensors")
+    needed = run("ldd", build / "tensors").stdout
+    require("libtorch_cpu" in needed and "libmpi" not in needed, "it links libtorch, and no MPI")
 
     folder = A.work / "nccl_config"
     folder.mkdir(exist_ok=True)
