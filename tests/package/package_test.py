@@ -116,9 +116,26 @@ def components():
     if A.nccl:
         require(configure_consumer("-DCONSUMER_NCCL=ON") == 0, "so is NCCL")
         build_and_run(build, torch=False)
+        find_nccl_by_its_configuration(build)
     if A.torch:
         require(configure_consumer("-DCONSUMER_TORCH=ON") == 0, "so is torch, alone and with MPI")
         build_and_run_tensors(build)
+
+
+def find_nccl_by_its_configuration(build):
+    folder = A.work / "nccl_config"
+    folder.mkdir(exist_ok=True)
+    (folder / "NCCLConfig.cmake").write_text(f"""
+add_library(NCCL::nccl UNKNOWN IMPORTED)
+set_target_properties(NCCL::nccl PROPERTIES
+  IMPORTED_LOCATION "{A.nccl_library}" INTERFACE_INCLUDE_DIRECTORIES "{A.nccl}" MADE_BY_ITS_CONFIGURATION TRUE)
+""")
+    (folder / "NCCLConfigVersion.cmake").write_text("set(PACKAGE_VERSION_COMPATIBLE TRUE)\n")
+    done = configure(A.source / "tests/package/components", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}",
+                     "-DCONSUMER_NCCL=ON", f"-DNCCL_DIR={folder}")
+    require(done.returncode == 0, "so is an NCCL with a package configuration")
+    require(f"NCCL of its own configuration: {A.nccl_library} with CUDA::cudart CUDA::nvrtc" in said(done.stdout),
+            "its target is taken, with what the library needs besides")
 
 
 def build_and_run_tensors(build):
@@ -127,19 +144,6 @@ def build_and_run_tensors(build):
     require(done.returncode == 0 and done.stdout == "tensors of 3 ranks averaged\n", "torch alone is enough for tensors")
     needed = run("ldd", build / "tensors").stdout
     require("libtorch_cpu" in needed and "libmpi" not in needed, "it links libtorch, and no MPI")
-
-    folder = A.work / "nccl_config"
-    folder.mkdir(exist_ok=True)
-    (folder / "NCCLConfig.cmake").write_text(f"""
-add_library(NCCL::nccl UNKNOWN IMPORTED)
-set_target_properties(NCCL::nccl PROPERTIES
-  IMPORTED_LOCATION "{A.nccl_library}" INTERFACE_INCLUDE_DIRECTORIES "{A.nccl}" MADE_BY_ITS_CONFIGURATION TRUE)
-""")
-    done = configure(A.source / "tests/package/components", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}",
-                     "-DCONSUMER_NCCL=ON", f"-DNCCL_DIR={folder}")
-    require(done.returncode == 0, "so is an NCCL with a package configuration")
-    require(f"NCCL of its own configuration: {A.nccl_library} with CUDA::cudart CUDA::nvrtc" in said(done.stdout),
-            "its target is taken, with what the library needs besides")
 
 
 def subdirectory():
