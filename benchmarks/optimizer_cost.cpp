@@ -36,6 +36,7 @@
 #include <bluefog/neighbor/allreduce.hpp>
 #include <bluefog/optim/adapt_then_combine.hpp>
 #include <bluefog/optim/adapt_with_combine.hpp>
+#include <bluefog/optim/gradient_allreduce.hpp>
 #include <bluefog/topology/exponential.hpp>
 #include <bluefog/topology/neighborhood.hpp>
 #include <bluefog/topology/neighborhood_of.hpp>
