@@ -518,7 +518,7 @@ RANKS_TEST("a generator and a discriminator with a wrapper each", "[optim][gradi
         sum = sum + loss(plain_generator, plain_discriminator, step, rank);
       return sum / comm.size();
     };
-    for (int step = 0; step < 20; ++step) {
+    for (int step = 0; step < 10; ++step) {
       by_module ? discriminator->zero_grad(to_none) : judges.zero_grad(to_none);
       judge_loss(generator, discriminator, step, comm.rank()).backward();
       judges.step();
