@@ -203,9 +203,8 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
   }
 
   /// As the user's optimizer's. \throws usage_error if a backward would be lost that no step used.
-  /// Where gradients are cleared without this, the next backward or step is what throws; perhaps
-  /// not the backward, if there is one parameter only and its gradient was set to zero where it
-  /// lies.
+  /// Where gradients are cleared without this, the next backward or step is what throws; not where
+  /// they were set to zero in place, which a sum of backwards may come to by itself.
   void zero_grad(bool set_to_none = true) {
     shared_->expect_nothing_lost();
     refresh();

@@ -76,8 +76,8 @@ class gradient_reducer final : public gradient_listener {
 
   void backward_began(int number, bool anew) override {
     synchronized_ = step_announced_ = false;
-    if (anew || gradients_.lost(/*arriving=*/true)) forget_foreign();
-    expect_nothing_cleared(/*arriving=*/true);
+    if (anew) forget_foreign();
+    expect_nothing_cleared();
     any_pass_ = pass_since_step_ = true;
     counter_.count_backward(number);
     exchange_.spoil();  // what was sent, if anything was, lacks this one
@@ -252,8 +252,8 @@ class gradient_reducer final : public gradient_listener {
   }
 
   // Finds out whoever clears gradients by another zero_grad(). The window is then over.
-  void expect_nothing_cleared(bool arriving = false) {
-    const std::size_t lost = gradients_.lost(arriving) ? counter_.own_pending() : 0;
+  void expect_nothing_cleared() {
+    const std::size_t lost = gradients_.lost() ? counter_.own_pending() : 0;
     if (lost > 0) window_ended();
     expect_none(lost, ": gradients were cleared, as by the module's zero_grad(), which lost ");
   }

@@ -142,24 +142,22 @@ class pending_gradients {
   /// The gradient of parameter `index` is complete for a backward.
   void arrived(std::size_t index, const at::Tensor& parameter) {
     if (index >= gradients_.size()) gradients_.resize(index + 1);
-    gradients_[index] = {parameter, noted_gradient(parameter.grad())};
+    const at::Tensor& now = parameter.grad();
+    gradients_[index] = {parameter, known_gradient(now), now.defined()};
   }
   void clear() { gradients_.clear(); }
 
   /// Not while gradients of a new backward arrive, but before the second of them it may be asked.
-  /// \param arriving  whether the first of them has arrived.
-  /// \return whether some gradient has been cleared since it has arrived, or all set to zero.
-  [[nodiscard]] bool lost(bool arriving) const {
+  /// \return whether some gradient has been cleared since it has arrived.
+  [[nodiscard]] bool lost() const {
     if (std::ranges::any_of(gradients_, [](const gradient& it) {
-          return it.last.defined() && !it.parameter.grad().defined();
+          return it.defined && !it.parameter.grad().defined();
         }))
       return true;
-    if (zeroed(arriving)) return true;
     // Of a single one there may be another by now. Where that need not mean anything, it does not.
-    const auto defined = [](const gradient& it) { return it.last.defined(); };
-    if (c10::GradMode::is_enabled() || std::ranges::count_if(gradients_, defined) != 1)
+    if (c10::GradMode::is_enabled() || std::ranges::count_if(gradients_, &gradient::defined) != 1)
       return false;
-    const gradient& only = *std::ranges::find_if(gradients_, defined);
+    const gradient& only = *std::ranges::find_if(gradients_, &gradient::defined);
     const at::Tensor& now = only.parameter.grad();
     return !now.is_sparse() && !only.last.is(now);
   }
@@ -167,21 +165,9 @@ class pending_gradients {
  private:
   struct gradient {
     at::Tensor parameter = {};
-    noted_gradient last = {};
+    known_gradient last = {};
+    bool defined = false;
   };
-
-  // All but the one that is arriving, which no longer tells. A program may set some to zero.
-  [[nodiscard]] bool zeroed(bool arriving) const {
-    int found = 0;
-    int others = 0;
-    for (const gradient& it : gradients_) {
-      if (!it.last.defined()) continue;
-      ++(it.last.zeroed(it.parameter.grad()) ? found : others);
-      if (others > (arriving ? 1 : 0)) return false;
-    }
-    return found > 0;
-  }
-
   std::vector<gradient> gradients_;  // by the parameter's index
 };
 

@@ -48,11 +48,10 @@ class noted_gradient {
     return gradient.defined() &&
            (!is(gradient) || version_of(gradient) != version_ || sample_of(gradient) != sample_);
   }
-  /// \return whether it has been set to zero since, where it lies: a module's `zero_grad` detaches
-  ///         it first, which makes another tensor. Looks at the values, and waits for the device,
-  ///         only if that or a change has taken place.
+  /// \return whether it has been set to zero since, where it lies. Looks at the values, and waits
+  ///         for the device, only if torch has counted a change.
   [[nodiscard]] bool zeroed(const at::Tensor& gradient) const {
-    if (!gradient.defined() || (is(gradient) && version_of(gradient) == version_)) return false;
+    if (!is(gradient) || version_of(gradient) == version_) return false;
     if (sampled(gradient) && sample_ == 0) return false;  // as it may have been
     return gradient.is_sparse() ? gradient._nnz() == 0 : !gradient.any().item<bool>();
   }
@@ -65,19 +64,17 @@ class noted_gradient {
     return gradient.defined() && gradient.device().is_cpu() && gradient.layout() == at::kStrided &&
            gradient.is_non_overlapping_and_dense() && gradient.numel() != 0;
   }
-  // A number made of up to 64 bytes of it without their signs; 0 if they hold zeros.
+  // A number made of up to 64 bytes of it; 0 if those are.
   [[nodiscard]] static std::uint64_t sample_of(const at::Tensor& gradient) {
     if (!sampled(gradient)) return 0;
     constexpr std::size_t words = 8;
-    constexpr std::uint64_t no_signs = 0x7FFF7FFF7FFF7FFFU;  // of whatever floating type
     const auto* const bytes = static_cast<const std::byte*>(gradient.const_data_ptr());
     const std::size_t length = std::min(gradient.nbytes(), sizeof(std::uint64_t));
     std::uint64_t sample = 0;
     for (std::size_t i = 0; i < words; ++i) {
       std::uint64_t word = 0;
-      const std::size_t begin = (gradient.nbytes() - length) / (words - 1) * i;
-      std::memcpy(&word, bytes + begin / 2 * 2, length);
-      sample = sample * 0x9E3779B97F4A7C15U + (word & no_signs);
+      std::memcpy(&word, bytes + (gradient.nbytes() - length) / (words - 1) * i, length);
+      sample = sample * 0x9E3779B97F4A7C15U + word;
     }
     return sample;
   }
