@@ -35,38 +35,24 @@ class noted_gradient {
  public:
   noted_gradient() = default;
   explicit noted_gradient(const at::Tensor& gradient)
-      : tensor_(gradient),
-        defined_(gradient.defined()),
-        version_(version_of(gradient)),
-        sample_(sample_of(gradient)) {}
+      : tensor_(gradient), version_(version_of(gradient)), sample_(sample_of(gradient)) {}
 
-  [[nodiscard]] bool defined() const noexcept { return defined_; }
-  /// \return whether `gradient` is the same tensor.
-  [[nodiscard]] bool is(const at::Tensor& gradient) const { return tensor_.is(gradient); }
   /// \return whether `gradient` is another tensor, or known to have other values.
   [[nodiscard]] bool differs(const at::Tensor& gradient) const {
-    return gradient.defined() &&
-           (!is(gradient) || version_of(gradient) != version_ || sample_of(gradient) != sample_);
-  }
-  /// \return whether it has been set to zero since, where it lies. Looks at the values, and waits
-  ///         for the device, only if torch has counted a change.
-  [[nodiscard]] bool zeroed(const at::Tensor& gradient) const {
-    if (!is(gradient) || version_of(gradient) == version_) return false;
-    if (sampled(gradient) && sample_ == 0) return false;  // as it may have been
-    return gradient.is_sparse() ? gradient._nnz() == 0 : !gradient.any().item<bool>();
+    return gradient.defined() && (!tensor_.is(gradient) || version_of(gradient) != version_ ||
+                                  sample_of(gradient) != sample_);
   }
 
  private:
   [[nodiscard]] static std::int64_t version_of(const at::Tensor& gradient) {
     return gradient.defined() && !gradient.is_inference() ? gradient._version() : 0;
   }
-  [[nodiscard]] static bool sampled(const at::Tensor& gradient) {
-    return gradient.defined() && gradient.device().is_cpu() && gradient.layout() == at::kStrided &&
-           gradient.is_non_overlapping_and_dense() && gradient.numel() != 0;
-  }
-  // A number made of up to 64 bytes of it; 0 if those are.
+  // A number made of up to 64 bytes of it, if they can be read here.
   [[nodiscard]] static std::uint64_t sample_of(const at::Tensor& gradient) {
-    if (!sampled(gradient)) return 0;
+    const bool readable = gradient.defined() && gradient.device().is_cpu() &&
+                          gradient.layout() == at::kStrided &&
+                          gradient.is_non_overlapping_and_dense() && gradient.numel() != 0;
+    if (!readable) return 0;
     constexpr std::size_t words = 8;
     const auto* const bytes = static_cast<const std::byte*>(gradient.const_data_ptr());
     const std::size_t length = std::min(gradient.nbytes(), sizeof(std::uint64_t));
@@ -80,7 +66,6 @@ class noted_gradient {
   }
 
   known_gradient tensor_;
-  bool defined_ = false;
   std::int64_t version_ = 0;
   std::uint64_t sample_ = 0;
 };
