@@ -57,6 +57,14 @@ std::vector<at::Tensor> mix_in_pair(communicator<Backend>& comm,
   return run(comm, pair_call(comm, tensors, peer, links, {}, placement::apart));
 }
 
+/// What a pair gossip with these weights does, of one tensor or many.
+template <backend Backend>
+[[nodiscard]] auto pair_call(communicator<Backend>& comm, std::span<const at::Tensor> in, int peer,
+                             double self_weight, double peer_weight, const call_options& options,
+                             placement where) {
+  return pair_call(comm, in, peer, pair_links(peer, self_weight, peer_weight), options, where);
+}
+
 }  // namespace detail
 
 /// Averages a tensor with that of one other rank, while the others do something else.
@@ -77,8 +85,7 @@ at::Tensor pair_gossip(communicator<Backend>& comm, const at::Tensor& x, int pee
                        double self_weight = 0.5, double peer_weight = 0.5,
                        const call_options& options = {}) {
   return detail::run_single(
-      comm, detail::pair_call(comm, detail::only(x), peer,
-                              detail::pair_links(peer, self_weight, peer_weight), options,
+      comm, detail::pair_call(comm, detail::only(x), peer, self_weight, peer_weight, options,
                               detail::placement::apart));
 }
 
@@ -89,8 +96,7 @@ request<at::Tensor> pair_gossip_nonblocking(communicator<Backend>& comm, const a
                                             double peer_weight = 0.5,
                                             const call_options& options = {}) {
   return detail::start_single(
-      comm, detail::pair_call(comm, detail::only(x), peer,
-                              detail::pair_links(peer, self_weight, peer_weight), options,
+      comm, detail::pair_call(comm, detail::only(x), peer, self_weight, peer_weight, options,
                               detail::placement::apart));
 }
 
@@ -102,8 +108,7 @@ at::Tensor pair_gossip_(communicator<Backend>& comm, const at::Tensor& x, int pe
                         double self_weight = 0.5, double peer_weight = 0.5,
                         const call_options& options = {}) {
   return detail::run_single(
-      comm, detail::pair_call(comm, detail::only(x), peer,
-                              detail::pair_links(peer, self_weight, peer_weight), options,
+      comm, detail::pair_call(comm, detail::only(x), peer, self_weight, peer_weight, options,
                               detail::placement::in_place));
 }
 
@@ -114,8 +119,7 @@ request<at::Tensor> pair_gossip_nonblocking_(communicator<Backend>& comm, const 
                                              double peer_weight = 0.5,
                                              const call_options& options = {}) {
   return detail::start_single(
-      comm, detail::pair_call(comm, detail::only(x), peer,
-                              detail::pair_links(peer, self_weight, peer_weight), options,
+      comm, detail::pair_call(comm, detail::only(x), peer, self_weight, peer_weight, options,
                               detail::placement::in_place));
 }
 
@@ -126,9 +130,8 @@ std::vector<at::Tensor> pair_gossip(communicator<Backend>& comm,
                                     std::span<const at::Tensor> tensors, int peer,
                                     double self_weight = 0.5, double peer_weight = 0.5,
                                     const call_options& options = {}) {
-  return detail::run(comm, detail::pair_call(comm, tensors, peer,
-                                             detail::pair_links(peer, self_weight, peer_weight),
-                                             options, detail::placement::apart));
+  return detail::run(comm, detail::pair_call(comm, tensors, peer, self_weight, peer_weight, options,
+                                             detail::placement::apart));
 }
 
 /// Starts a `pair_gossip` of many tensors.
@@ -138,8 +141,7 @@ request<std::vector<at::Tensor>> pair_gossip_nonblocking(communicator<Backend>& 
                                                          int peer, double self_weight = 0.5,
                                                          double peer_weight = 0.5,
                                                          const call_options& options = {}) {
-  return detail::start(comm, detail::pair_call(comm, tensors, peer,
-                                               detail::pair_links(peer, self_weight, peer_weight),
+  return detail::start(comm, detail::pair_call(comm, tensors, peer, self_weight, peer_weight,
                                                options, detail::placement::apart));
 }
 
@@ -149,9 +151,8 @@ std::vector<at::Tensor> pair_gossip_(communicator<Backend>& comm,
                                      std::span<const at::Tensor> tensors, int peer,
                                      double self_weight = 0.5, double peer_weight = 0.5,
                                      const call_options& options = {}) {
-  return detail::run(comm, detail::pair_call(comm, tensors, peer,
-                                             detail::pair_links(peer, self_weight, peer_weight),
-                                             options, detail::placement::in_place));
+  return detail::run(comm, detail::pair_call(comm, tensors, peer, self_weight, peer_weight, options,
+                                             detail::placement::in_place));
 }
 
 /// Starts a `pair_gossip_` of many tensors.
@@ -161,8 +162,7 @@ request<std::vector<at::Tensor>> pair_gossip_nonblocking_(communicator<Backend>&
                                                           int peer, double self_weight = 0.5,
                                                           double peer_weight = 0.5,
                                                           const call_options& options = {}) {
-  return detail::start(comm, detail::pair_call(comm, tensors, peer,
-                                               detail::pair_links(peer, self_weight, peer_weight),
+  return detail::start(comm, detail::pair_call(comm, tensors, peer, self_weight, peer_weight,
                                                options, detail::placement::in_place));
 }
 
