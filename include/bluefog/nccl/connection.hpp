@@ -112,7 +112,6 @@ class connection {
 
   /// \return whether `data` lies in a device's memory.
   [[nodiscard]] bool on_device(const void* data) const {
-    if (data == nullptr) return false;
     const device_scope scope(device_);
     return library::on_device(data);
   }
