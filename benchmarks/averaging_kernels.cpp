@@ -24,7 +24,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <random>
@@ -44,6 +43,8 @@
 
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/kernels/mix.hpp>
+
+#include "first_line.hpp"
 
 namespace {
 
@@ -90,13 +91,6 @@ double time_of(const std::function<void()>& work, int count) {
 }
 
 /// Foreign load: what /proc says.
-std::string first_line_of(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
 /// One comparison of the weighted sum with something else.
 struct comparison {
   std::string peer;

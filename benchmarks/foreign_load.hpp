@@ -10,6 +10,8 @@
 
 #include <unistd.h>
 
+#include "first_line.hpp"
+
 /// How much of the machine others took while a benchmark of one process ran, which says how far its
 /// times are to be trusted.
 class foreign_load {
@@ -18,9 +20,6 @@ class foreign_load {
   /// \return it as JSON: a number, or null where /proc does not say.
   [[nodiscard]] std::string report() const {
     const sample end = now();
-    std::ifstream file("/proc/loadavg");
-    std::string load;
-    std::getline(file, load);
     if (!start_.known || !end.known) {
       std::printf("\nhow busy the machine was is not known\n\n");
       return "null";
@@ -31,7 +30,7 @@ class foreign_load {
     const double others =
         std::max(0.0, (end.busy - start_.busy - (end.own - start_.own)) / seconds + stolen);
     std::printf("\nothers took %.2f cores, of which the hypervisor %.2f; load %s\n\n", others,
-                stolen, load.c_str());
+                stolen, first_line_of("/proc/loadavg").c_str());
     return std::to_string(others);
   }
 

@@ -26,6 +26,7 @@
 #include <bluefog/neighbor/allreduce.hpp>
 #include <bluefog/topology/one_peer_exponential.hpp>
 
+#include "json_lines.hpp"
 #include "protocol.hpp"
 
 int main(int argc, char** argv) {
@@ -36,7 +37,7 @@ int main(int argc, char** argv) {
   const int destination = round.destinations[0].rank;
   const int source = round.sources[0].rank;
 
-  std::string lines;
+  json_lines lines;
   if (comm.rank() == 0)
     std::printf("%10s %10s %10s %7s %15s %10s %7s\n", "bytes", "ours us", "by hand us", "ratio",
                 "least-largest", "processor", "target");
@@ -77,9 +78,7 @@ int main(int argc, char** argv) {
     std::printf("%10zu %10.2f %10.2f %7.3f %7.3f-%7.3f %10.3f %7s %s\n", bytes, result.ours * 1e6,
                 result.theirs * 1e6, result.ratio, result.least, result.largest, result.processor,
                 target, verdict.c_str());
-    std::array<char, 500> line{};
-    std::snprintf(
-        line.data(), line.size(),
+    lines.add(
         "{\"id\": \"B04\", \"work\": \"neighbor_allreduce with one peer\", \"ranks\": %d, "
         "\"bytes\": %zu, \"peer\": \"Irecv, Isend, Waitall, mix\", \"ratio\": %.3f, "
         "\"least\": %.3f, \"largest\": %.3f, \"processor_ratio\": %.3f, "
@@ -87,11 +86,7 @@ int main(int argc, char** argv) {
         "\"valid\": ",
         comm.size(), bytes, result.ratio, result.least, result.largest, result.processor,
         by_time ? "time" : "processor time", extra, target, verdict.c_str());
-    lines += line.data();
-    lines += "@}\n";
   }
   const std::string valid = quiet.valid();
-  for (std::size_t at = 0; (at = lines.find('@', at)) != std::string::npos;)
-    lines.replace(at, 1, valid);
-  if (comm.rank() == 0) std::printf("%s", lines.c_str());
+  if (comm.rank() == 0) lines.print(valid);
 }

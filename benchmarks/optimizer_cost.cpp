@@ -42,6 +42,7 @@
 #include <bluefog/topology/neighborhood_of.hpp>
 #include <bluefog/topology/one_peer_exponential.hpp>
 
+#include "json_lines.hpp"
 #include "protocol.hpp"
 #include "resnet_50.hpp"
 
@@ -117,32 +118,27 @@ class report {
   void row(const char* id, const char* what, const char* against, double value, double target) {
     if (!speaks_) return;
     const char* verdict = target == 0 ? "no goal" : value <= target ? "met" : "MISSED";
-    rows_ += line("%-34s %-28s %10.3f %8.2f %s\n", what, against, value, target, verdict);
-    lines_ += line(
+    std::array<char, 400> row{};
+    std::snprintf(row.data(), row.size(), "%-34s %-28s %10.3f %8.2f %s\n", what, against, value,
+                  target, verdict);
+    rows_ += row.data();
+    lines_.add(
         "{\"id\": \"%s\", \"work\": \"%s\", \"peer\": \"%s\", \"ranks\": %d, \"value\": %.4f, "
         "\"target\": %.2f, \"verdict\": \"%s\", \"valid\": ",
         id, what, against, ranks_, value, target, verdict);
-    lines_ += '\n';
   }
 
   void print(const std::string& valid) {
     if (!speaks_) return;
     std::printf("%-34s %-28s %10s %8s\n%s\n", "work", "against", "value", "target", rows_.c_str());
-    for (const char each : lines_)
-      each == '\n' ? std::printf("%s}\n", valid.c_str()) : std::putchar(each);
+    lines_.print(valid);
   }
 
  private:
-  template <class... Values>
-  [[nodiscard]] static std::string line(const char* format, Values... values) {
-    std::array<char, 400> text{};
-    std::snprintf(text.data(), text.size(), format, values...);
-    return text.data();
-  }
-
   int ranks_;
   bool speaks_;
-  std::string rows_, lines_;
+  std::string rows_;
+  json_lines lines_;
 };
 
 /// \return time if each rank has a core, else processor time.

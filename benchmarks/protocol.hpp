@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <random>
 #include <string>
 #include <thread>
@@ -15,6 +14,8 @@
 
 #include <mpi.h>
 #include <sys/resource.h>
+
+#include "first_line.hpp"
 
 /// How contestants are compared under mpirun: alternating within one job, at least nine rounds
 /// after two warm-ups, of each round the time of the slowest rank, and the median of the rounds'
@@ -146,11 +147,8 @@ class calibration {
     if (rank_ != 0) return "false";
     const double after = triad_seconds();
     const bool same = std::fabs(after / before_ - 1) <= 0.15;
-    std::ifstream file("/proc/loadavg");
-    std::string load;
-    std::getline(file, load);
     std::printf("\ntriad of 100 MiB: %.1f ms before, %.1f ms after%s; load %s\n\n", before_ * 1e3,
-                after * 1e3, same ? "" : ": not valid", load.c_str());
+                after * 1e3, same ? "" : ": not valid", first_line_of("/proc/loadavg").c_str());
     return same ? "true" : "false";
   }
 

@@ -11,7 +11,6 @@
 // Of a schedule the graph is a late round; below it stands its round 0, which has to cost as much.
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -26,6 +25,7 @@
 #include <bluefog/topology.hpp>
 
 #include "foreign_load.hpp"
+#include "json_lines.hpp"
 
 namespace {
 std::size_t heap_bytes = 0;
@@ -56,7 +56,7 @@ constexpr int rounds = 9;
 constexpr std::ptrdiff_t late = 1'000'000'007;  // a round of a schedule is a graph as any other
 constexpr int places = 64;                      // ranks per timing, spread over the graph
 
-std::string lines;  // of JSON, each without its end
+json_lines lines;  // that lack how busy the machine was
 
 /// \return the most bytes that a graph and a neighborhood of this degree are to take: two lists of
 ///         edges of 16 bytes, with room for as many again, and 256 bytes beside.
@@ -71,15 +71,6 @@ double microseconds_since(clock_type::time_point start) {
 double median(std::vector<double> values) {
   std::ranges::sort(values);
   return values[values.size() / 2];
-}
-
-/// Keeps a line of JSON, given as to printf, until how busy the machine was is known.
-template <class... Values>
-void note(const char* format, Values... values) {
-  std::array<char, 500> line{};
-  std::snprintf(line.data(), line.size(), format, values...);
-  lines += line.data();
-  lines += '\n';
 }
 
 /// The neighborhood as one finds it in a dense matrix, with the matrix made first.
@@ -152,10 +143,11 @@ void measure(const char* name, int n, auto make) {
   const char* const in_bytes = !goal ? "-" : bytes <= most_bytes(degree) ? "met" : "MISSED";
   std::printf("%-29s %5d %10.3f %12.1f %10.0f %9zu %12zu %6s %6s\n", name, n, median(ours),
               median(dense), median(ratios), bytes, dense_bytes, in_time, in_bytes);
-  note(
+  lines.add(
       "{\"id\": \"B18\", \"benchmark\": \"topology_cost\", \"topology\": \"%s\", \"n\": %d, "
       "\"us_per_rank\": %.4f, \"dense_us\": %.2f, \"ratio\": %.1f, \"bytes_per_rank\": %zu, "
-      "\"dense_bytes\": %zu, \"most_bytes\": %zu, \"goal\": \"%s\", \"goal_bytes\": \"%s\"",
+      "\"dense_bytes\": %zu, \"most_bytes\": %zu, \"goal\": \"%s\", \"goal_bytes\": \"%s\", "
+      "\"foreign_load\": ",
       name, n, median(ours), median(dense), median(ratios), bytes, dense_bytes, most_bytes(degree),
       in_time, in_bytes);
 }
@@ -185,9 +177,10 @@ void measure_schedule(const char* name, int n, auto make) {
   }
   std::printf("%-29s %5d %10.3f   a late round takes %.2f of it\n", "  round 0", n,
               median(first_times), median(ratios));
-  note(
+  lines.add(
       "{\"id\": \"B18\", \"benchmark\": \"topology_cost\", \"topology\": \"%s\", \"n\": %d, "
-      "\"us_round_0\": %.4f, \"us_late_round\": %.4f, \"late_over_round_0\": %.3f",
+      "\"us_round_0\": %.4f, \"us_late_round\": %.4f, \"late_over_round_0\": %.3f, "
+      "\"foreign_load\": ",
       name, n, median(first_times), median(late_times), median(ratios));
 }
 
@@ -217,7 +210,5 @@ int main() {
     measure_schedule("inner_outer_exponential", n,
                      [](int size) { return inner_outer_exponential(size, 4); });
   }
-  const std::string foreign = others.report();
-  for (const char each : lines)
-    each == '\n' ? std::printf(", \"foreign_load\": %s}\n", foreign.c_str()) : std::putchar(each);
+  lines.print(others.report());
 }
