@@ -20,13 +20,9 @@ set_tests_properties(hygiene.documents PROPERTIES LABELS hygiene TIMEOUT 60)
 # Headers that begin with the same half a minute of libtorch share it precompiled, each still the only one
 # of this project in its program: those that include it anyway, so that nothing of it can be missing.
 if(BLUEFOG_WITH_TORCH AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/generated/module.cpp" CONTENT "")
-  add_library(bluefog_test_module OBJECT "${CMAKE_CURRENT_BINARY_DIR}/generated/module.cpp")
-  target_link_libraries(bluefog_test_module PRIVATE bluefog::torch bluefog_warnings)
-  target_precompile_headers(bluefog_test_module PRIVATE <torch/nn/module.h>)
-  _bluefog_preprocess_precompiled(bluefog_test_module)
+  _bluefog_add_precompiled(bluefog_test_module <torch/nn/module.h>)
   execute_process(
-    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/reaches.py ${PROJECT_SOURCE_DIR}/include torch/nn/module.h
+    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/reaches.py ${PROJECT_SOURCE_DIR}/include torch/nn/module.h
     OUTPUT_VARIABLE _bluefog_headers COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX REPLACE "\n" ";" _bluefog_headers "${_bluefog_headers}")
   list(TRANSFORM _bluefog_headers REPLACE "(.+)"

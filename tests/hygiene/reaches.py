@@ -5,21 +5,22 @@
     reaches.py INCLUDE_DIRECTORY HEADER        e.g. reaches.py include torch/nn/module.h
 """
 
-import functools
 import pathlib
-import re
 import sys
 
-root, wanted = pathlib.Path(sys.argv[1]), sys.argv[2]
+from check_tree import included
 
 
-@functools.lru_cache(maxsize=None)
-def reaches(name):
-    included = re.findall(r"^#include <([^>]+)>", (root / name).read_text(), re.MULTILINE)
-    return wanted in included or any(reaches(each) for each in included if each.startswith("bluefog/"))
+def main():
+    include, wanted = pathlib.Path(sys.argv[1]), sys.argv[2]
+    includes = {path.relative_to(include).as_posix(): {header for _, _, header in included(path.read_text())}
+                for path in (include / "bluefog").rglob("*.hpp")}
+    found, latest = set(), {wanted}
+    while latest:
+        latest = {name for name in includes.keys() - found if not includes[name].isdisjoint(latest)}
+        found |= latest
+    print("\n".join(sorted(found)))
 
 
-for path in sorted((root / "bluefog").rglob("*.hpp")):
-    name = path.relative_to(root).as_posix()
-    if reaches(name):
-        print(name)
+if __name__ == "__main__":
+    main()
