@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 namespace bluefog_test {
@@ -10,14 +11,12 @@ namespace bluefog_test {
 class environment {
  public:
   environment(const char* name, const char* value) : name_(name) {
-    const char* before = std::getenv(name);
-    if (before != nullptr) before_ = before;
-    had_ = before != nullptr;
+    if (const char* before = std::getenv(name)) before_ = before;
     set(value);
   }
   environment(const environment&) = delete;
   environment& operator=(const environment&) = delete;
-  ~environment() { set(had_ ? before_.c_str() : nullptr); }
+  ~environment() { set(before_ ? before_->c_str() : nullptr); }
 
  private:
   void set(const char* value) {
@@ -28,8 +27,7 @@ class environment {
   }
 
   const char* name_;
-  std::string before_;
-  bool had_ = false;
+  std::optional<std::string> before_;
 };
 
 }  // namespace bluefog_test

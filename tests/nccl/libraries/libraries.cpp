@@ -18,10 +18,12 @@
 #include <bluefog/thread.hpp>
 
 #include "support/catch.hpp"
+#include "support/environment.hpp"
 
 using namespace bluefog;
 using namespace std::chrono_literals;
 using bluefog_test::ContainsSubstring;
+using bluefog_test::environment;
 
 TEST_CASE("NVRTC makes machine code of the kernels, and needs no device for it",
           "[nccl][kernels]") {
@@ -50,7 +52,8 @@ TEST_CASE("a failed call says which it was, with code and text", "[nccl][errors]
 }
 
 TEST_CASE("a variable that the launcher does not set is named", "[nccl][bootstrap]") {
-  for (const char* each : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) unsetenv(each);
+  const environment rank("RANK", nullptr), size("WORLD_SIZE", nullptr),
+      address("MASTER_ADDR", nullptr), port("MASTER_PORT", nullptr);
   const auto lacks = [](const std::string& name) {
     CHECK_THROWS_WITH(nccl::meet_by_environment(),
                       ContainsSubstring("the environment lacks " + name + "; a launcher such as") &&
@@ -74,7 +77,6 @@ TEST_CASE("a variable that the launcher does not set is named", "[nccl][bootstra
   lacks("MASTER_ADDR");
   setenv("MASTER_ADDR", "", 1);
   lacks("MASTER_ADDR");
-  for (const char* each : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) unsetenv(each);
 }
 
 namespace {
@@ -151,11 +153,13 @@ TEST_CASE("a file that an earlier job has left misleads nobody, whoever has its 
     port = gone.port();
   }
   const nccl::board_server other(port, "another job's for 2 ranks");
-  setenv("BLUEFOG_TIMEOUT", "0.1", 1);
-  CHECK_THROWS_WITH(nccl::meet_by_file(file, 1, 2),
-                    ContainsSubstring("rank 0 was not found through the file") &&
-                        ContainsSubstring("somebody else answers on port " + std::to_string(port)));
-  unsetenv("BLUEFOG_TIMEOUT");
+  {
+    const environment impatient("BLUEFOG_TIMEOUT", "0.1");
+    CHECK_THROWS_WITH(
+        nccl::meet_by_file(file, 1, 2),
+        ContainsSubstring("rank 0 was not found through the file") &&
+            ContainsSubstring("somebody else answers on port " + std::to_string(port)));
+  }
   speak(2, [&](int rank) {
     if (rank == 0) std::this_thread::sleep_for(100ms);
     return nccl::meet_by_file(file, rank, 2);
@@ -217,9 +221,8 @@ TEST_CASE("what ranks tell each other beside NCCL ends with the board, without a
 }
 
 TEST_CASE("rank 0 that does not come is a timeout_error", "[nccl][bootstrap]") {
-  setenv("BLUEFOG_TIMEOUT", "0.1", 1);
+  const environment impatient("BLUEFOG_TIMEOUT", "0.1");
   CHECK_THROWS_AS(nccl::meet_by_file("/tmp/bluefog_nobody_wrote_this", 1, 2), timeout_error);
-  unsetenv("BLUEFOG_TIMEOUT");
 }
 
 TEST_CASE("whoever speaks otherwise to the board is not answered, and holds up nobody",
