@@ -104,21 +104,21 @@ def find_package():
                 "the README's first program trains from the installed package")
 
 
+def configure_consumer(build, *options):
+    return configure(A.source / "tests/package/components", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}",
+                     f"-DCONSUMER_MPI={'ON' if A.mpi_compiler else 'OFF'}", *options)
+
+
 def components():
     build = A.work / "components"
-
-    def configure_consumer(*options):
-        return configure(A.source / "tests/package/components", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}",
-                         f"-DCONSUMER_MPI={'ON' if A.mpi_compiler else 'OFF'}", *options).returncode
-
-    require(configure_consumer() == 0, "components are found one by one")
+    require(configure_consumer(build).returncode == 0, "components are found one by one")
     build_and_run(build, torch=False, nccl=False)
     if A.nccl:
-        require(configure_consumer("-DCONSUMER_NCCL=ON") == 0, "so is NCCL")
+        require(configure_consumer(build, "-DCONSUMER_NCCL=ON").returncode == 0, "so is NCCL")
         build_and_run(build, torch=False)
         find_nccl_by_its_configuration(build)
     if A.torch:
-        require(configure_consumer("-DCONSUMER_TORCH=ON") == 0, "so is torch, alone and with MPI")
+        require(configure_consumer(build, "-DCONSUMER_TORCH=ON").returncode == 0, "so is torch, alone and with MPI")
         build_and_run_tensors(build)
 
 
@@ -131,8 +131,7 @@ set_target_properties(NCCL::nccl PROPERTIES
   IMPORTED_LOCATION "{A.nccl_library}" INTERFACE_INCLUDE_DIRECTORIES "{A.nccl}" MADE_BY_ITS_CONFIGURATION TRUE)
 """)
     (folder / "NCCLConfigVersion.cmake").write_text("set(PACKAGE_VERSION_COMPATIBLE TRUE)\n")
-    done = configure(A.source / "tests/package/components", build, f"-DCMAKE_PREFIX_PATH={PREFIX / 'whole'}",
-                     "-DCONSUMER_NCCL=ON", f"-DNCCL_DIR={folder}")
+    done = configure_consumer(build, "-DCONSUMER_NCCL=ON", f"-DNCCL_DIR={folder}")
     require(done.returncode == 0, "so is an NCCL with a package configuration")
     require(f"NCCL of its own configuration: {A.nccl_library} with CUDA::cudart CUDA::nvrtc" in said(done.stdout),
             "its target is taken, with what the library needs besides")

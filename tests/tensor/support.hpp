@@ -28,9 +28,8 @@ inline at::Tensor samples(int ranks, at::IntArrayRef sizes, at::ScalarType type 
   return at::stack(all);
 }
 
-/// \return a rank's part of a graph in which rank 0 hears all others, the last one first, and
-/// nobody
-///         hears rank 0 or anyone else.
+/// \return a rank's part of a graph in which rank 0 hears all others, the last one first, and the
+///         others hear nobody.
 inline bluefog::neighborhood all_to_first(int rank, int size) {
   if (rank > 0) return {.destinations = {{0}}};
   bluefog::neighborhood links;
