@@ -407,7 +407,8 @@ TEST_CASE("sends and receives may be listed in any order", "[backend][engine][th
     });
 }
 
-TEST_CASE("large messages in both directions do not wait for each other", "[backend][engine]") {
+TEST_CASE("large messages in both directions do not wait for each other",
+          "[backend][engine][thread]") {
   run_threads(2, [](thread_communicator& comm) {
     auto sent = swap_with(comm, 1 - comm.rank(), std::vector<int>(16'000'000, comm.rank()));
     auto again = swap_with(comm, 1 - comm.rank(), std::vector<int>(16, comm.rank() + 10));

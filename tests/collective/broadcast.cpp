@@ -62,6 +62,26 @@ RANKS_TEST("broadcasts in flight keep to their own data", "[collective][broadcas
       require_equal(each, static_cast<int>(i) % comm.size() * 100 + static_cast<int>(i));
 }
 
+RANKS_TEST("a broadcast that is started reads one array and writes another",
+           "[collective][broadcast]") {
+  std::vector<std::vector<int>> in, out;
+  for (int root = 0; root < comm.size(); ++root) {
+    in.emplace_back(root % 2 == 0 ? 20000 : 5, 100 * comm.rank() + root);
+    out.emplace_back(in.back().size(), -1);
+  }
+  std::vector<request<void>> requests;
+  for (int root = 0; root < comm.size(); ++root) {
+    const auto place = static_cast<std::size_t>(root);
+    requests.push_back(broadcast_nonblocking(comm, in[place], out[place], root));
+  }
+  for (int root = comm.size() - 1; root >= 0; --root) {
+    const auto place = static_cast<std::size_t>(root);
+    requests[place].wait();
+    for (const int each : in[place]) require_equal(each, 100 * comm.rank() + root);
+    for (const int each : out[place]) require_equal(each, 101 * root);
+  }
+}
+
 RANKS_TEST("broadcast refuses a root that does not exist, and arrays that differ",
            "[collective][broadcast]") {
   std::vector<float> x(3), y(4);

@@ -10,6 +10,7 @@
 #include <torch/torch.h>
 
 #include <bluefog/amp.hpp>
+#include <bluefog/core/error.hpp>
 #include <bluefog/nn.hpp>
 #include <bluefog/optim.hpp>
 #include <bluefog/thread.hpp>
@@ -51,6 +52,29 @@ struct small_net : torch::nn::Module {
 
 inline constexpr int steps = 4;
 
+/// Requires that the parameters are on `device` and have `gradients` there, or those that they
+/// have.
+inline void expects_on(at::Device device, const torch::nn::Module& net, bool gradients) {
+  const auto require = [&](const at::Tensor& it, const std::string& name) {
+    if (!it.defined() || it.device() != device)
+      throw bluefog::error(name + " is not on " + device.str());
+  };
+  for (const auto& each : net.named_parameters()) {
+    require(each.value(), each.key());
+    const at::Tensor& gradient = each.value().grad();
+    if (gradients || gradient.defined()) require(gradient, "the gradient of " + each.key());
+  }
+}
+
+/// \return the parameters after the last step, on the CPU.
+[[nodiscard]] inline std::vector<at::Tensor> parameters_of(const torch::nn::Module& net,
+                                                           at::Device device) {
+  expects_on(device, net, true);
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& each : net.parameters()) result.push_back(each.detach().cpu());
+  return result;
+}
+
 /// Trains with what `wrap(sgd, net, comm)` makes. \return parameters and buffers, on the CPU.
 template <class Comm, class Wrap>
 [[nodiscard]] std::vector<at::Tensor> train(Comm& comm, at::Device device, const Wrap& wrap) {
@@ -58,14 +82,14 @@ template <class Comm, class Wrap>
   bluefog::broadcast_parameters(comm, net, 0);
   torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
   auto optimizer = wrap(std::move(sgd), net, comm);
+  expects_on(device, net, false);
   for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
     loss_of(optimizer.forward(net, batch_of(comm.rank(), step, device)), comm.rank(), step)
         .backward();
     optimizer.step();
   }
-  std::vector<at::Tensor> result;
-  for (const at::Tensor& each : net.parameters()) result.push_back(each.detach().cpu());
+  auto result = parameters_of(net, device);
   for (const at::Tensor& each : net.buffers()) result.push_back(each.cpu());
   return result;
 }
@@ -78,6 +102,7 @@ template <class Comm>
   broadcast_parameters(comm, net, 0);
   torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
   optim::gradient_allreduce optimizer(std::move(sgd), net, comm);
+  expects_on(device, net, false);
   amp::grad_scaler scaler({.init_scale = 1024});
   for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
@@ -92,8 +117,8 @@ template <class Comm>
     scaler.step(optimizer);
     scaler.update();
   }
-  std::vector<at::Tensor> result{at::full({}, scaler.get_scale(), at::kFloat)};
-  for (const at::Tensor& each : net.parameters()) result.push_back(each.detach().cpu());
+  auto result = parameters_of(net, device);
+  result.push_back(at::full({}, scaler.get_scale(), at::kFloat));
   return result;
 }
 
@@ -102,6 +127,7 @@ template <class Comm>
 [[nodiscard]] std::vector<at::Tensor> train_data_parallel(Comm& comm, at::Device device) {
   small_net net(comm.rank(), device);
   bluefog::nn::distributed_data_parallel parallel(net, comm, {.bucket_bytes = 128});
+  expects_on(device, net, false);
   torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
   const auto backward = [&](int step) {
     loss_of(parallel.forward(batch_of(comm.rank(), step, device)), comm.rank(), step).backward();
@@ -115,9 +141,7 @@ template <class Comm>
     backward(step);
     optimizer.step();
   }
-  std::vector<at::Tensor> result;
-  for (const at::Tensor& each : net.parameters()) result.push_back(each.detach().cpu());
-  return result;
+  return parameters_of(net, device);
 }
 
 /// Calls `visit(name, tolerance, run)` with `run(comm, device)` for each optimizer.

@@ -240,6 +240,9 @@ RANKS_TEST("a thousand arrays travel as one message per peer", "[neighbor][allre
       require_equal(arrays[k][i], static_cast<float>(sample(comm.rank(), k + i)));
       require_near(out[k][i], mixed(links, comm.rank(), k + i), 1e-5);
     }
+  auto later = arrays;
+  neighbor_allreduce_nonblocking(comm, arrays, later, graph).wait();
+  require(later == out, "started: another result");
   neighbor_allreduce_nonblocking(comm, arrays, arrays, graph).wait();
   require(arrays == out, "in place is another result");
   arrays.pop_back();

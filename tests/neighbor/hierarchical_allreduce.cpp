@@ -68,6 +68,9 @@ RANKS_TEST("hierarchical averages follow their definition, for every layout, dty
               const double wanted = mixed(links, machine, laid_out.local_size(), i);
               require_near(number(out[i]), wanted, precision * std::abs(wanted));
             }
+            values<T> later(count);
+            hierarchical_neighbor_allreduce_nonblocking(laid_out, in, later, machines).wait();
+            require(std::equal(later.begin(), later.end(), out.begin()), "started: another result");
             hierarchical_neighbor_allreduce_nonblocking(laid_out, in, in, machines).wait();
             require(std::equal(in.begin(), in.end(), out.begin()), "in place is another result");
           }

@@ -19,6 +19,10 @@ RANKS_TEST("two ranks average while the others do something else", "[neighbor][p
       pair_gossip(comm, x, y, peer);
       for (const float each : x) require_equal(each, static_cast<float>(comm.rank()));
       for (const float each : y) require_equal(each, static_cast<float>(comm.rank() + peer) / 2);
+      pair_gossip_nonblocking(comm, x, y, peer, 2.0, 0.25).wait();
+      for (const float each : x) require_equal(each, static_cast<float>(comm.rank()));
+      for (const float each : y)
+        require_equal(each, 2 * static_cast<float>(comm.rank()) + 0.25F * static_cast<float>(peer));
       pair_gossip(comm, x, x, peer, 0.25, 2.0);
       for (const float each : x)
         require_equal(each, 0.25F * static_cast<float>(comm.rank()) + 2 * static_cast<float>(peer));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <iostream>
@@ -112,16 +111,6 @@ inline at::Tensor flatten(const torch::nn::Module& module) {
   std::vector<at::Tensor> parts;
   for (const auto& each : module.parameters()) parts.push_back(each.detach().reshape(-1));
   return torch::cat(parts).clone();
-}
-
-/// \return the text of the `Error` that `act` throws on this rank, without waiting for a time-out.
-template <class Error, class Act>
-std::string require_throws_soon(Act&& act,
-                                std::source_location where = std::source_location::current()) {
-  const auto start = std::chrono::steady_clock::now();
-  auto text = require_throws<Error>(std::forward<Act>(act), where);
-  require(std::chrono::steady_clock::now() - start < std::chrono::seconds(2), "too late", where);
-  return text;
 }
 
 /// Collects what the log says on this thread, so of one rank, instead of printing it.

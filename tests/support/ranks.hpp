@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -13,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <bluefog/communicator.hpp>
@@ -78,6 +80,16 @@ std::string require_throws(Act&& act,
     fail_here(std::string("another exception: ") + other.what(), where);
   }
   fail_here("nothing was thrown", where);
+}
+
+/// \return the text of the `Error` that `act` throws on this rank, without waiting for a time-out.
+template <std::derived_from<std::exception> Error, std::invocable Act>
+std::string require_throws_soon(Act&& act,
+                                std::source_location where = std::source_location::current()) {
+  const auto start = std::chrono::steady_clock::now();
+  auto text = require_throws<Error>(std::forward<Act>(act), where);
+  require(std::chrono::steady_clock::now() - start < std::chrono::seconds(2), "too late", where);
+  return text;
 }
 
 inline void require_contains(std::string_view text, std::string_view part,

@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ class Job:
     """One scenario: what its whole job has to look like."""
 
     def __init__(self, scenario, fails, says=(), never=(), within=None, environment=(), alone=False, soon=None,
-                 once=None, flavour=None, copying=False, small_memory=False, ranks=2):
+                 once=None, flavour=None, copying=False, small_memory=False, ranks=2, launcher=None):
         self.scenario, self.fails, self.never = scenario, fails, never
         self.says = [*says, soon[0]] if soon else says
         self.within, self.environment, self.alone = within, dict(environment), alone
@@ -33,6 +34,7 @@ class Job:
         self.copying = copying  # where processes may read each other's memory
         self.small_memory = small_memory  # with 1 MiB in /dev/shm
         self.ranks = ranks
+        self.launcher = launcher  # another than the one of the command line
 
 
 NOISE = [r"MPI_ERR", r"MPI_Abort|MPI_ABORT", r"after MPI_FINALIZE", r"[Ss]egmentation", r"terminate called",
@@ -63,6 +65,8 @@ JOBS = [
     Job("killed", True, within=8),
     Job("late", True, [r"rank 0: allreduce.*timed out.*rank 1"], within=4, environment=PATIENCE,
         soon=(r"stall on rank 0: allreduce", 2)),
+    Job("odd-late", True, [r"rank [02]: allreduce.*timed out.*; not heard from ranks 1, 3"], within=4,
+        environment=PATIENCE, ranks=4),
     Job("late-caught", True, [r"caught: allreduce.*timed out.*rank 1"], within=6, environment=PATIENCE),
     Job("exit", True, [r"rank 0: the program ends with transfers"], within=3),
     # Ranks share the machine that they are on, and what counts as one may be set.
@@ -82,6 +86,10 @@ JOBS = [
     Job("plain", False, [r"(?m)^\[bluefog warning\] settings: BLUEFOG_TIMOUT is not"], alone=True,
         environment={"BLUEFOG_TIMOUT": "3", "BLUEFOG_LOG_HIDE_TIME": "1"}),
     # Started by a launcher of another MPI, each process would be rank 0 of 1.
+    Job("plain", True, [r"Open MPI's mpirun started 2 ranks \(OMPI_COMM_WORLD_SIZE=2\) but MPI sees one"],
+        flavour="MPICH", launcher=["mpirun.openmpi", "-np", "2"]),
+    Job("plain", True, [r"MPICH's mpiexec .* started 2 ranks \(PMI_SIZE=2\) but MPI sees one"],
+        flavour="Open MPI", launcher=["mpiexec.hydra", "-n", "2"]),
     Job("plain", True, [r"Open MPI's mpirun started 2 ranks \(OMPI_COMM_WORLD_SIZE=2\) but MPI sees one"],
         alone=True, environment={"OMPI_COMM_WORLD_SIZE": "2"}),
     Job("plain", True, [r"MPICH's mpiexec .* started 4 ranks \(PMI_SIZE=4\) but MPI sees one"], alone=True,
@@ -109,6 +117,8 @@ def why_not(job, flavour):
     """Returns why this job cannot be started here, or None."""
     if job.flavour not in (None, flavour):
         return f"is for {job.flavour}"
+    if job.launcher and not shutil.which(job.launcher[0]):
+        return f"there is no {job.launcher[0]}"
     if job.alone and flavour == "MPICH" and "PMI_SIZE" in job.environment:
         return "is its own launcher's variable: the library believes it"
     if job.copying and ctypes.CDLL(None).process_vm_readv(os.getpid(), None, 0, None, 0, 0) != 0:
@@ -180,7 +190,7 @@ def main():
     arguments = parser.parse_args()
 
     def launcher_of(job):
-        return [str(job.ranks) if word == "RANKS" else word for word in arguments.launcher]
+        return [str(job.ranks) if word == "RANKS" else word for word in job.launcher or arguments.launcher]
 
     usual = run([*launcher_of(Job("plain", False)), arguments.program, "plain"], {})[2]
     failed = 0
@@ -190,6 +200,7 @@ def main():
         name = " ".join([job.scenario, *(f"{k}={v}" for k, v in sorted(job.environment.items()) if v is not None),
                          *(["alone"] if job.alone else []),
                          *([f"with {job.ranks} ranks"] if job.ranks != 2 else []),
+                         *([f"by {job.launcher[0]}"] if job.launcher else []),
                          *(["in 1 MiB of /dev/shm"] if job.small_memory else [])])
         if reason := why_not(job, arguments.flavour):
             print(f"skipped         {name}: {reason}", flush=True)
