@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <ranges>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -94,6 +96,42 @@ RANKS_TEST("averages with several neighbours are those of neighbor_allreduce, bi
     require_both_as_by_hand(comm, topology::ring(n), links, [&](auto& optimizer) {
       optimizer.on_round([links](std::int64_t) { return links; });
     });
+}
+
+// A sum of as many terms as there are neighbours is made piece by piece, so that it takes no more
+// memory than the sum itself.
+RANKS_TEST("a long parameter travels in pieces where ranks have several neighbours, else whole",
+           "[optim][several]") {
+  constexpr std::int64_t count = 300'007;  // 2.3 MiB
+  const auto steps = [&](const auto& topology, std::int64_t messages) {
+    torch::nn::Module net;
+    const at::Tensor slope = torch::linspace(comm.rank(), 1, count, at::kDouble);
+    const at::Tensor weights =
+        net.register_parameter("weights", slope.cos().div(comm.rank() + 3).clone());
+    at::Tensor expected = weights.detach().clone();
+    optim::adapt_with_combine optimizer(SGD(net.parameters(), 0.1), net, comm, topology);
+    for (int step = 0; step < 3; ++step) {
+      const auto before = comm.statistics().messages_sent;
+      optimizer.zero_grad();
+      weights.dot(slope).backward();
+      optimizer.step();
+      require_equal(comm.statistics().messages_sent - before, messages);
+      if constexpr (topology::graph<std::remove_cvref_t<decltype(topology)>>)
+        expected = neighbor_allreduce(comm, expected, topology);
+      else
+        expected = neighbor_allreduce(comm, expected, topology.rounds(comm.rank())[step]);
+      expected.add_(slope, -0.1);
+      require(torch::equal(weights, expected), "other parameters");
+    }
+  };
+  const int n = comm.size();
+  const auto degree = [&](const auto& graph) {
+    return static_cast<std::int64_t>(std::ranges::size(graph.out_neighbors(comm.rank())));
+  };
+  steps(topology::exponential(n), degree(topology::exponential(n)) * (n > 2 ? 3 : 1));
+  // Also those of which somebody else has several.
+  steps(topology::star(n), degree(topology::star(n)) * (n > 2 ? 3 : 1));
+  steps(topology::one_peer_exponential(n), n > 1 ? 1 : 0);
 }
 
 RANKS_TEST("a rank that withdraws from several neighbours leaves all parameters as they were",

@@ -28,9 +28,13 @@ namespace bluefog::detail {
 /// Whether what several sources send can be added up as it comes, bit for bit as in one pass: the
 /// sum is kept in the type that it is computed in, and messages may be received one by one.
 template <backend Backend>
+[[nodiscard]] constexpr bool foldable(dtype type) noexcept {
+  return !device_backend<Backend> && (type == dtype::float32 || type == dtype::float64);
+}
+/// Whether that is done for a rank with these sources.
+template <backend Backend>
 [[nodiscard]] bool folds(const neighborhood& links, dtype type) noexcept {
-  return !device_backend<Backend> && links.sources.size() > 1 &&
-         (type == dtype::float32 || type == dtype::float64);
+  return foldable<Backend>(type) && links.sources.size() > 1;
 }
 
 /// Memory that several operations receive in, one at a time. Any thread may enter and leave.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -40,12 +41,15 @@ namespace bluefog::optim::detail {
 template <backend Backend, averaging_topology Topology>
 class mixer {
  public:
-  /// Values on their way, and what is to become of them.
+  /// Values on their way, in one piece or in several, and what is to become of them.
   struct flight {
-    transfer way;
-    std::shared_ptr<const bluefog::detail::parcel> values;
+    struct piece {
+      transfer way;
+      std::shared_ptr<const bluefog::detail::parcel> values;
+      std::shared_ptr<bluefog::detail::arrivals> arrived;
+    };
+    std::vector<piece> pieces;
     std::shared_ptr<const neighborhood> links;
-    std::shared_ptr<bluefog::detail::arrivals> arrived;
     bool combined;  ///< whether the result arrives, not what it is made of
   };
 
@@ -98,7 +102,8 @@ class mixer {
 
   /// Waits for what was sent and forgets it: the parameters stay as they are.
   void drop() noexcept {
-    for (flight& each : flights_) group_->forget(each.way);
+    for (flight& each : flights_)
+      for (auto& piece : each.pieces) group_->forget(piece.way);
     flights_.clear();
     started_ = false;
   }
@@ -116,41 +121,10 @@ class mixer {
   /// Sends the elements of `values`, which is contiguous.
   void send(const at::Tensor& values) {
     if (now_.type == communication_type::none) return;
-    const auto arrived = std::make_shared<bluefog::detail::arrivals>();
-    const const_buffer outline = bluefog::detail::outlines(bluefog::detail::only(values)).front();
-    const call_options anonymous;
-    if (now_.type == communication_type::neighbor_allreduce) {
-      const bool folds = bluefog::detail::folds<Backend>(*now_.links, outline.type);
-      start(
-          bluefog::detail::check_mix(comm(), optimizer_, outline, outline, *now_.links, anonymous),
-          values, arrived, folds, [&](auto context, const auto& own) {
-            if constexpr (!device_backend<Backend>)
-              if (folds)
-                return bluefog::detail::fold_task(context, own.in(), *now_.links, arrived,
-                                                  bluefog::detail::turn(landing_));
-            return bluefog::detail::fetch_task(context, own.input(), own.layout(), *now_.links,
-                                               arrived, nullptr);
-          });
-      return;
-    }
-    const auto result = [&](const auto& context, const auto& own) {
-      const auto& memory = arrived->emplace_back(context.scratch(own.layout().bytes, own.input()));
-      return mutable_buffer{memory.data(), outline.count, outline.type};
-    };
-    if (now_.type == communication_type::allreduce) {
-      start(bluefog::detail::check_allreduce(comm(), outline, outline, reduce_op::average, {}),
-            values, arrived, true, [&](auto context, const auto& own) {
-              return bluefog::detail::allreduce_task(context, own.in(), result(context, own),
-                                                     reduce_op::average, scope::all, arrived);
-            });
-      return;
-    }
-    neighborhood links = *now_.links;  // between machines; the check makes it one between ranks
-    auto call = bluefog::detail::check_hierarchical(comm(), outline, outline, links, anonymous);
-    start(std::move(call), values, arrived, true, [&](auto context, const auto& own) {
-      return bluefog::detail::hierarchical_task(context, own.in(), result(context, own), links,
-                                                arrived);
-    });
+    flight& made = flights_.emplace_back(flight{{}, now_.links, true});
+    const std::int64_t step = piece_length(values);
+    for (std::int64_t begin = 0; begin < values.numel(); begin += step)
+      send_piece(made, values.narrow(0, begin, std::min(step, values.numel() - begin)));
   }
 
   /// Waits for everything that was sent, then combines in place. All or nothing: if any part
@@ -158,13 +132,12 @@ class mixer {
   void apply() {
     started_ = false;
     std::exception_ptr failure;
-    for (flight& each : flights_) {
-      try {
-        group_->wait(each.way);
-      } catch (...) {
-        if (!failure) failure = std::current_exception();
-      }
-    }
+    for (flight& each : flights_)
+      for (auto& piece : each.pieces) try {
+          group_->wait(piece.way);
+        } catch (...) {
+          if (!failure) failure = std::current_exception();
+        }
     const auto flights = std::exchange(flights_, {});
     if (failure) std::rethrow_exception(failure);
     for (const flight& each : flights) combine(each);
@@ -181,16 +154,68 @@ class mixer {
   }
   /// Waits for one part, then combines it in place.
   void finish(flight& each) {
-    group_->wait(each.way);
+    for (auto& piece : each.pieces) group_->wait(piece.way);
     combine(each);
-    each.arrived.reset();  // the memory can serve the next communication
+    each.pieces.clear();  // the memory can serve the next communication
   }
 
  private:
+  // What is added up as it comes goes in pieces, so that a sum is still in the cache when its next
+  // term comes, and nobody needs more memory than for the sums and two pieces. The pieces are the
+  // same on all ranks, also on those that have one source.
+  static constexpr std::int64_t piece_bytes = 1 << 20;
+  [[nodiscard]] std::int64_t piece_length(const at::Tensor& values) const {
+    const bool in_pieces = now_.type == communication_type::neighbor_allreduce &&
+                           schedule_.several_sources() &&
+                           bluefog::detail::foldable<Backend>(
+                               bluefog::detail::outlines(bluefog::detail::only(values))[0].type);
+    return in_pieces ? piece_bytes / values.element_size()
+                     : std::max<std::int64_t>(1, values.numel());
+  }
+
+  void send_piece(flight& whole, const at::Tensor& values) {
+    const auto arrived = std::make_shared<bluefog::detail::arrivals>();
+    const const_buffer outline = bluefog::detail::outlines(bluefog::detail::only(values)).front();
+    const call_options anonymous;
+    if (now_.type == communication_type::neighbor_allreduce) {
+      const bool folds = bluefog::detail::folds<Backend>(*now_.links, outline.type);
+      whole.combined = folds;
+      start(
+          bluefog::detail::check_mix(comm(), optimizer_, outline, outline, *now_.links, anonymous),
+          whole, values, arrived, [&](auto context, const auto& own) {
+            if constexpr (!device_backend<Backend>)
+              if (folds)
+                return bluefog::detail::fold_task(context, own.in(), *now_.links, arrived,
+                                                  bluefog::detail::turn(landing_));
+            return bluefog::detail::fetch_task(context, own.input(), own.layout(), *now_.links,
+                                               arrived, nullptr);
+          });
+      return;
+    }
+    const auto result = [&](const auto& context, const auto& own) {
+      const auto& memory = arrived->emplace_back(context.scratch(own.layout().bytes, own.input()));
+      return mutable_buffer{memory.data(), outline.count, outline.type};
+    };
+    if (now_.type == communication_type::allreduce) {
+      start(bluefog::detail::check_allreduce(comm(), outline, outline, reduce_op::average, {}),
+            whole, values, arrived, [&](auto context, const auto& own) {
+              return bluefog::detail::allreduce_task(context, own.in(), result(context, own),
+                                                     reduce_op::average, scope::all, arrived);
+            });
+      return;
+    }
+    neighborhood links = *now_.links;  // between machines; the check makes it one between ranks
+    auto call = bluefog::detail::check_hierarchical(comm(), outline, outline, links, anonymous);
+    start(std::move(call), whole, values, arrived, [&](auto context, const auto& own) {
+      return bluefog::detail::hierarchical_task(context, own.in(), result(context, own), links,
+                                                arrived);
+    });
+  }
+
   // `make(context, parcel)` makes the task, which works on what the parcel holds.
   template <class Make>
-  void start(call_description call, const at::Tensor& values,
-             const std::shared_ptr<bluefog::detail::arrivals>& arrived, bool combined, Make make) {
+  void start(call_description call, flight& whole, const at::Tensor& values,
+             const std::shared_ptr<bluefog::detail::arrivals>& arrived, Make make) {
     bluefog::detail::name_caller_stream(comm(), values.device());
     std::shared_ptr<bluefog::detail::parcel> own;
     auto started = comm().start(std::move(call), [&](auto context) {
@@ -198,8 +223,8 @@ class mixer {
       own = std::make_shared<bluefog::detail::parcel>(context, in, in);
       return bluefog::detail::run_with(context, make(context, *own), own);
     });
-    flights_.push_back({transfer(comm().driver(), std::move(started)), std::move(own), now_.links,
-                        arrived, combined});
+    whole.pieces.push_back(
+        {transfer(comm().driver(), std::move(started)), std::move(own), arrived});
   }
 
   [[nodiscard]] static bool busy(const std::shared_ptr<bluefog::detail::landing>& it) noexcept {
@@ -207,15 +232,16 @@ class mixer {
   }
 
   void combine(const flight& each) const {
-    const bluefog::detail::parcel& own = *each.values;
-    bluefog::detail::write_in_order(comm(), own, [&](auto compute) {
-      if (each.combined)
-        compute.copy({each.arrived->front().data(), own.out().count, own.out().type}, own.out());
-      else
-        bluefog::detail::combine(own.output(), own.output(), own.layout(), *each.links,
-                                 *each.arrived,
-                                 [&](auto... operands) { compute.mix(operands...); });
-    });
+    for (const auto& [way, values, arrived] : each.pieces) {
+      const bluefog::detail::parcel& own = *values;
+      bluefog::detail::write_in_order(comm(), own, [&](auto compute) {
+        if (each.combined)
+          compute.copy({arrived->front().data(), own.out().count, own.out().type}, own.out());
+        else
+          bluefog::detail::combine(own.output(), own.output(), own.layout(), *each.links, *arrived,
+                                   [&](auto... operands) { compute.mix(operands...); });
+      });
+    }
   }
 
   std::string_view optimizer_;

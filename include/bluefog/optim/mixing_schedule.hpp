@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <string_view>
 #include <utility>
 
@@ -36,6 +37,15 @@ template <averaging_topology Topology>
     return topology.rounds(place)[static_cast<std::ptrdiff_t>(round)];
 }
 
+/// \return whether the topology is a graph in which somebody has several sources.
+template <averaging_topology Topology>
+[[nodiscard]] bool has_several_sources(const Topology& topology) {
+  if constexpr (topology::graph<Topology>)
+    for (int place = 0; place < topology.size(); ++place)
+      if (std::ranges::size(topology.in_neighbors(place)) > 1) return true;
+  return false;
+}
+
 /// \return how many places a topology for communications of this type has.
 template <backend Backend>
 [[nodiscard]] int places(const communicator<Backend>& comm, communication_type type) {
@@ -64,6 +74,7 @@ class mixing_schedule {
                   Topology topology, communication_type type)
       : optimizer_(optimizer), group_(&group), topology_(std::move(topology)), type_(type) {
     expect_fitting(type_);
+    several_sources_ = has_several_sources(topology_);
   }
 
   [[nodiscard]] communication_type type() const noexcept { return type_; }
@@ -71,6 +82,9 @@ class mixing_schedule {
     expect_fitting(next);
     type_ = next;
   }
+  /// \return whether ranks may have several sources in one communication after the other: then all
+  /// send in pieces, whatever takes the topology's place on some of them.
+  [[nodiscard]] bool several_sources() const noexcept { return several_sources_; }
   /// Takes the place of the topology in the next communication.
   void next(neighborhood links) {
     bluefog::detail::validate(optimizer_, links, own_place(), places(comm(), type_));
@@ -155,6 +169,7 @@ class mixing_schedule {
   const agreeing_group<Backend>* group_;
   Topology topology_;
   communication_type type_;
+  bool several_sources_ = false;
   int global_every_ = 0;
   std::function<neighborhood(std::int64_t)> choose_;
   std::optional<neighborhood> next_;
