@@ -185,7 +185,7 @@ void check_machines(Comm& comm, findings& found) {
   });
 }
 
-/// Operations without elements.
+/// Operations without arrays of elements.
 template <class Comm>
 void check_objects(Comm& comm, findings& found) {
   found.add("broadcast_object", [&]() -> std::string {
@@ -201,6 +201,21 @@ void check_objects(Comm& comm, findings& found) {
     auto later = bluefog::barrier_nonblocking(comm);
     later.wait();
     return "";
+  });
+  found.add("any_of", [&]() -> std::string {
+    if (bluefog::any_of(comm, false)) return "is true where no rank's flag is";
+    for (int rank = 0; rank < comm.size(); ++rank)
+      if (!bluefog::any_of(comm, rank == comm.rank()))
+        return "is false where one rank's flag is true";
+    return "";
+  });
+  found.add("infer_sources and infer_destinations", [&]() -> std::string {
+    // Each rank names the next one.
+    const int n = comm.size();
+    const std::vector<int> next{(comm.rank() + 1) % n}, previous{(comm.rank() + n - 1) % n};
+    if (n == 1) return "";
+    if (bluefog::infer_sources(comm, next) != previous) return "names other sources";
+    return bluefog::infer_destinations(comm, previous) == next ? "" : "names other destinations";
   });
 }
 

@@ -122,6 +122,69 @@ template <class Comm>
   return result;
 }
 
+/// The same with a model in 16 bits in front of parameters in 32, and clipping.
+template <class Comm>
+[[nodiscard]] std::vector<at::Tensor> train_narrow(Comm& comm, at::Device device) {
+  using namespace bluefog;
+  small_net net(comm.rank(), device);
+  broadcast_parameters(comm, net, 0);
+  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
+  auto mixed = amp::initialize(net, sgd, amp::opt_level::O2, {.type = at::kBFloat16});
+  optim::gradient_allreduce optimizer(std::move(sgd), mixed, comm);
+  amp::grad_scaler scaler({.init_scale = 256});
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    scaler
+        .scale(loss_of(optimizer.forward(mixed, batch_of(comm.rank(), step, device)), comm.rank(),
+                       step))
+        .backward();
+    scaler.unscale_(optimizer);
+    amp::clip_grad_norm_(optimizer, scaler, 0.5);
+    scaler.step(optimizer);
+    scaler.update();
+  }
+  return parameters_of(mixed, device);
+}
+
+/// `gradient_allreduce` where rank 0 has a batch less than the others.
+template <class Comm>
+[[nodiscard]] std::vector<at::Tensor> train_uneven(Comm& comm, at::Device device) {
+  small_net net(comm.rank(), device);
+  bluefog::broadcast_parameters(comm, net, 0);
+  bluefog::optim::gradient_allreduce optimizer(
+      torch::optim::SGD(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5)), net, comm,
+      {.bucket_bytes = 128});
+  for (int step = comm.rank() == 0 ? 1 : 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    loss_of(net.forward(batch_of(comm.rank(), step, device)), comm.rank(), step).backward();
+    optimizer.step();
+  }
+  if (optimizer.join() != (comm.size() - 1)) throw bluefog::error("another rank was the last");
+  return parameters_of(net, device);
+}
+
+/// Ranks that train each for itself, until all go on from where the last one is.
+template <class Comm>
+[[nodiscard]] std::vector<at::Tensor> train_resumed(Comm& comm, at::Device device) {
+  small_net net(comm.rank(), device);
+  torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
+  for (int step = 0; step < steps; ++step) {
+    if (step == steps / 2) {
+      bluefog::broadcast_parameters(comm, net, comm.size() - 1);
+      bluefog::broadcast_optimizer_state(comm, optimizer, comm.size() - 1);
+    }
+    const int data = step < steps / 2 ? comm.rank() : 0;
+    optimizer.zero_grad();
+    loss_of(net.forward(batch_of(data, step, device)), data, step).backward();
+    optimizer.step();
+  }
+  auto result = parameters_of(net, device);
+  for (const at::Tensor& each : result)
+    if (!bluefog::allreduce(comm, each, bluefog::reduce_op::max).allclose(each))
+      throw bluefog::error("ranks go on from different states");
+  return result;
+}
+
 /// `distributed_data_parallel`, with a step that adds up two backwards.
 template <class Comm>
 [[nodiscard]] std::vector<at::Tensor> train_data_parallel(Comm& comm, at::Device device) {
@@ -198,6 +261,12 @@ void visit_optimizers(const Visit& visit) {
         [](auto& comm, at::Device device) { return train_data_parallel(comm, device); });
   visit("gradient_allreduce with a scaler", 2e-2,
         [](auto& comm, at::Device device) { return train_scaled(comm, device); });
+  visit("gradient_allreduce of a narrow model", 2e-2,
+        [](auto& comm, at::Device device) { return train_narrow(comm, device); });
+  visit("gradient_allreduce with a batch less on one rank", exact,
+        [](auto& comm, at::Device device) { return train_uneven(comm, device); });
+  visit("parameters and the optimizer's state of one rank", exact,
+        [](auto& comm, at::Device device) { return train_resumed(comm, device); });
 }
 
 [[nodiscard]] inline std::string difference(const at::Tensor& own, const at::Tensor& right,

@@ -145,14 +145,19 @@ def build_and_run_tensors(build):
     require("libtorch_cpu" in needed and "libmpi" not in needed, "it links libtorch, and no MPI")
 
 
-def subdirectory():
+def inside_another_project(torch):
     build = A.work / A.step
-    done = configure(A.source / "tests/package" / A.step, build, f"-DBLUEFOG_SOURCE={A.source}", *with_or_without())
+    done = configure(A.source / "tests/package" / A.step, build, f"-DBLUEFOG_SOURCE={A.source}", *with_or_without(torch))
     require(done.returncode == 0, "it configures inside another project")
-    build_and_run(build, bool(A.torch))
+    build_and_run(build, bool(torch))
 
 
-fetch_content = subdirectory
+def subdirectory():
+    inside_another_project(A.torch)
+
+
+def fetch_content():
+    inside_another_project("")  # once fetched it is a subdirectory, which is tried with libtorch
 
 
 def said(output):
