@@ -59,7 +59,7 @@ endfunction()
 
 # Sets BLUEFOG_TORCH_ROOT, or <reason>.
 function(_bluefog_torch_search reason)
-  set(install "`pip install torch==2.11.0`, or unpack libtorch from https://pytorch.org")
+  set(install "`python3 -m venv .venv && .venv/bin/pip install torch==2.11.0`, or unpack libtorch from https://pytorch.org")
   set(found "")
   set(${reason} "" PARENT_SCOPE)
 
@@ -108,8 +108,8 @@ function(_bluefog_torch_search reason)
   endif()
 
   if(NOT found)
-    set(${reason} "bluefog: no libtorch found; install it with ${install}, and name its folder with \
--DTorch_DIR=<folder> unless the python3 on PATH has it, or leave it out (BLUEFOG_WITH_TORCH=OFF, or \
+    set(${reason} "bluefog: no libtorch found; install it with ${install}, and name it with \
+-DBLUEFOG_TORCH_PYTHON=.venv/bin/python or -DTorch_DIR=<folder>, or leave it out (BLUEFOG_WITH_TORCH=OFF, or \
 COMPONENTS without torch)." PARENT_SCOPE)
     return()
   endif()

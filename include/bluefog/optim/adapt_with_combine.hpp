@@ -42,9 +42,10 @@ namespace bluefog::optim {
 /// \tparam Topology  a graph or schedule of the communicator's ranks (or of its machines, for
 ///                   `hierarchical_neighbor_allreduce`).
 /// \note A communication among neighbours holds one more copy of the parameters until it is
-///       combined. float32 and float64 from several sources are added up in it as they come, by way
-///       of one bucket; 16-bit types, and any on `nccl_backend`, take a copy per source. A copy is
-///       also held per destination whose weight is not 1, until it is sent.
+///       combined. float32 and float64 from several sources are added up in it as they come. On a
+///       graph that has several they come in pieces of 1 MiB, else by way of one whole bucket;
+///       16-bit types, and any on `nccl_backend`, take a copy per source. A copy is also held per
+///       destination whose weight is not 1, until it is sent.
 /// \see Nedic and Ozdaglar, "Distributed Subgradient Methods for Multi-Agent Optimization", IEEE
 ///      Transactions on Automatic Control 54(1), 2009.
 template <steppable Inner, backend Backend,

@@ -62,7 +62,9 @@ struct adapt_with_combine_options {
   optim::communication_type communication = communication_type::neighbor_allreduce;
   optim::start start = optim::start::after_forward;
   optim::miscount on_miscount = miscount::warn;
-  std::int64_t bucket_bytes = 25 << 20;  ///< parameters travel in messages of about this size
+  /// Parameters travel in messages of about this size, or, on a graph where somebody has several
+  /// sources, of at most 1 MiB (float32 and float64, except on `nccl_backend`).
+  std::int64_t bucket_bytes = 25 << 20;
   /// K: every K-th communication is an average over all ranks; 0: none is.
   int global_average_every = 0;
   optim::buffer_policy buffers = buffer_policy::local;
