@@ -104,7 +104,7 @@ class exchange {
 
  private:
   office::address between(int sender, int receiver) const {
-    return {group_, sender, receiver, static_cast<int>(tag_.lane), tag_.number};
+    return {group_, sender, receiver, static_cast<int>(tag_.kind), tag_.number};
   }
 
   std::shared_ptr<office> mail_;

@@ -35,7 +35,8 @@ struct call_options {
 /// Owns the backend; the operations on it are free functions, one per header, in `collective/`,
 /// `neighbor/` and `tensor/`. Move-only; a moved-from communicator may only be destroyed or
 /// assigned to. One thread at a time issues operations; any thread may wait for a request, unless
-/// the transport serves one thread only.
+/// the transport serves one thread only. The graph that a differentiable operation leaves refers to
+/// the communicator, which then has to stay where it is until the backward is over.
 ///
 /// Construction, `split`, `duplicate`, `local`, `leaders` and destruction are collective: every
 /// rank must do them, in the same order as its operations. Destruction waits for outstanding
@@ -193,7 +194,7 @@ class communicator {
     state_ = std::make_unique<communicator_state<Backend>>(std::move(transport), options,
                                                            std::move(driver), std::move(counters));
     if (!machine)
-      machine = options.nodes_per_machine ? rank() / *options.nodes_per_machine
+      machine = options.ranks_per_machine ? rank() / *options.ranks_per_machine
                                           : state_->transport().machine();
     std::vector<int> machines(index(size()));
     for (int other = 0; const auto& pair : gather_pairs(*machine, 0))
@@ -214,9 +215,9 @@ class communicator {
   template <class Make>
   [[nodiscard]] std::shared_ptr<job> job_of(call_description call, Make make,
                                             std::uint64_t number) {
-    const auto lane = call.peer ? channel::pair : channel::group;
-    const operation_context<Backend> context(*state_, lane, number);
-    operation_label label{call.operation, call.name, {lane, number, 0}};
+    const auto kind = call.peer ? channel::pair : channel::group;
+    const operation_context<Backend> context(*state_, kind, number);
+    operation_label label{call.operation, call.name, {kind, number, 0}};
     task work = make(context);
     if (checks()) {
       std::vector<int> ranks(index(size()));

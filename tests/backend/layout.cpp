@@ -44,7 +44,7 @@ TEST_CASE("machines are numbered by their lowest rank, ranks within them in rank
 
 RANKS_TEST("consecutive ranks count as one machine where the options say so", "[backend][layout]") {
   for (const int per_machine : {1, 2, 3, 4, 100}) {
-    auto laid_out = bluefog_test::with_options(comm, {.nodes_per_machine = per_machine});
+    auto laid_out = bluefog_test::with_options(comm, {.ranks_per_machine = per_machine});
     require_equal(laid_out.machine_rank(), comm.rank() / per_machine);
     require_equal(laid_out.local_rank(), comm.rank() % per_machine);
     require_equal(laid_out.machine_size(), (comm.size() + per_machine - 1) / per_machine);
@@ -112,7 +112,7 @@ TEST_CASE("what options do not say is as the environment has it", "[backend][opt
                 require_equal(comm.machine_size(), 3);
                 require(comm.options().timeout == 9s);
               },
-              {.check = false, .timeout = 9s, .nodes_per_machine = 1});
+              {.check = false, .timeout = 9s, .ranks_per_machine = 1});
 }
 
 TEST_CASE("options that make no sense are refused by name", "[backend][options][thread]") {
@@ -123,6 +123,13 @@ TEST_CASE("options that make no sense are refused by name", "[backend][options][
   CHECK(refused({.timeout = 0ms}) == "communicator: the timeout must be positive, got 0 ms");
   CHECK(refused({.stall_warning = -5ms}) ==
         "communicator: the stall warning must be positive, got -5 ms");
-  CHECK(refused({.nodes_per_machine = 0}) ==
-        "communicator: nodes_per_machine must be at least 1, got 0");
+  // As much as can be written down, but more than can be added to the time of day.
+  for (const communicator_options& endless :
+       {communicator_options{.timeout = std::chrono::milliseconds::max()},
+        communicator_options{.stall_warning = std::chrono::milliseconds::max()}})
+    CHECK(refused(endless).starts_with("communicator: times must be at most 1000000000000 ms"));
+  run_threads(2, [](thread_communicator& comm) { require_equal(comm.size(), 2); },
+              {.timeout = settings::longest_time, .stall_warning = settings::longest_time});
+  CHECK(refused({.ranks_per_machine = 0}) ==
+        "communicator: ranks_per_machine must be at least 1, got 0");
 }

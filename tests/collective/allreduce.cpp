@@ -188,7 +188,7 @@ RANKS_TEST("allreduce refuses what it cannot do before anything is sent",
 
 RANKS_TEST("an allreduce within machines combines each machine's own ranks",
            "[collective][allreduce]") {
-  auto machines = with_options(comm, {.nodes_per_machine = 2});
+  auto machines = with_options(comm, {.ranks_per_machine = 2});
   for (const std::size_t count : {1U, 5000U}) {
     const int first = comm.rank() / 2 * 2;
     const int members = std::min(2, comm.size() - first);

@@ -39,7 +39,7 @@ TEST_CASE("the environment is read as it is", "[core][settings]") {
   CHECK(values.check);
   CHECK(values.timeout == 2500ms);
   CHECK(values.stall_warning == 1ms);
-  CHECK(values.nodes_per_machine == 3);
+  CHECK(values.ranks_per_machine == 3);
   CHECK(values.level == bluefog::log_level::debug);
   CHECK(values.log_hide_time);
   CHECK(values.mpi_thread_level == 2);

@@ -166,7 +166,7 @@ template <class Comm>
 void check_machines(Comm& comm, findings& found) {
   using namespace bluefog;
   constexpr std::size_t count = 10007;
-  const communicator_options options{.nodes_per_machine = 1};
+  const communicator_options options{.ranks_per_machine = 1};
   found.add("a communicator of machines with a rank each", [&]() -> std::string {
     Comm apart(nccl_backend(nccl::meet_over(comm)), options);
     const auto check = [&](const std::string& what, const auto& operation) {

@@ -37,7 +37,7 @@ template <class Comm, class Act>
 void on_layouts(Comm& comm, Act act) {
   for (int local_size = 1; local_size <= comm.size(); ++local_size) {
     if (comm.size() % local_size != 0) continue;
-    auto laid_out = with_options(comm, {.nodes_per_machine = local_size});
+    auto laid_out = with_options(comm, {.ranks_per_machine = local_size});
     act(laid_out);
   }
 }
@@ -115,18 +115,18 @@ RANKS_TEST("all ranks of a machine get the same bits", "[neighbor][hierarchical]
 RANKS_TEST("with one rank per machine it is a neighbor_allreduce, with one machine an average",
            "[neighbor][hierarchical]") {
   std::vector<double> x(50, comm.rank()), y(50), z(50);
-  auto apart = with_options(comm, {.nodes_per_machine = 1});
+  auto apart = with_options(comm, {.ranks_per_machine = 1});
   hierarchical_neighbor_allreduce(apart, x, y, topology::exponential(comm.size()));
   neighbor_allreduce(comm, x, z, topology::exponential(comm.size()));
   require_equal(y, z);
-  auto together = with_options(comm, {.nodes_per_machine = comm.size()});
+  auto together = with_options(comm, {.ranks_per_machine = comm.size()});
   hierarchical_neighbor_allreduce(together, x, y, neighborhood{});
   for (const double each : y) require_near(each, (comm.size() - 1) / 2.0, 1e-12);
 }
 
 RANKS_TEST("16-bit floats are rounded once inside a machine", "[neighbor][hierarchical]") {
   if (comm.size() != 8) return;
-  auto together = with_options(comm, {.nodes_per_machine = 8});
+  auto together = with_options(comm, {.ranks_per_machine = 8});
   std::vector<float16> x(20, float16(comm.rank() == 0 ? 256.0F : 1.0F)), y(20);
   hierarchical_neighbor_allreduce(together, x, y, neighborhood{.self_weight = 8.0});
   for (const auto each : y) require_equal(static_cast<float>(each), 263.0F);
@@ -139,14 +139,14 @@ RANKS_TEST("uneven machines and graphs of another size are refused by name",
            "[neighbor][hierarchical]") {
   std::vector<float> x(3);
   if (comm.size() == 3 || comm.size() == 5) {
-    auto uneven = with_options(comm, {.nodes_per_machine = 2});
+    auto uneven = with_options(comm, {.ranks_per_machine = 2});
     const auto text = require_throws<usage_error>(
         [&] { hierarchical_neighbor_allreduce(uneven, x, x, neighborhood{}); });
     require_contains(text, "hierarchical_neighbor_allreduce: every machine needs the same number");
     require_contains(text, "machine 0 has ranks 0, 1; ");
     require_contains(text, concat("has rank ", comm.size() - 1));
   }
-  auto apart = with_options(comm, {.nodes_per_machine = 1});
+  auto apart = with_options(comm, {.ranks_per_machine = 1});
   auto text = require_throws<usage_error>(
       [&] { hierarchical_neighbor_allreduce(apart, x, x, topology::ring(comm.size() + 1)); });
   require_contains(text, concat("the graph has ", comm.size() + 1));

@@ -87,7 +87,7 @@ RANKS_TEST("check mode names the pair whose sends and receives do not fit, on ev
 
 RANKS_TEST("check mode tells every rank of other lengths and types", "[neighbor][refusal][check]") {
   if (comm.size() == 1) return;
-  auto checked = with_options(comm, {.check = true, .nodes_per_machine = 1});
+  auto checked = with_options(comm, {.check = true, .ranks_per_machine = 1});
   const topology::ring graph(comm.size());
   const bool odd = comm.rank() == 1;
   std::vector<float> x(odd ? 5 : 10, 1.0F);
@@ -170,7 +170,7 @@ constexpr int absent = 2;  // of three ranks
 /// \param gives_up  calls what it is given, which has to fail, and counts it.
 template <class Comm, class GivesUp>
 void miss_every_operation(Comm& comm, std::chrono::milliseconds timeout, GivesUp gives_up) {
-  const communicator_options impatient{.timeout = timeout, .nodes_per_machine = 1};
+  const communicator_options impatient{.timeout = timeout, .ranks_per_machine = 1};
   const topology::fully_connected graph(comm.size());
   std::vector<float> x(50, 1.0F);
   const auto untouched = x;

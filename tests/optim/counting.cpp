@@ -822,26 +822,26 @@ void communicate_in_any_order(Comm& comm, int per_machine) {
 
 TEST_CASE("machines average as one, hierarchically (threads)", "[optim][communication][thread]") {
   for (const int each : {1, 2, 3})
-    on_threads([&](auto& comm) { average_machines(comm, each); }, {.nodes_per_machine = each});
+    on_threads([&](auto& comm) { average_machines(comm, each); }, {.ranks_per_machine = each});
   for (const int each : {2, 3})
-    run_threads(6, [&](auto& comm) { average_machines(comm, each); }, {.nodes_per_machine = each});
+    run_threads(6, [&](auto& comm) { average_machines(comm, each); }, {.ranks_per_machine = each});
 }
 TEST_CASE("every type of communication does what it is defined to, in any order (threads)",
           "[optim][communication][thread]") {
   for (const int each : {1, 2})
     on_threads([&](auto& comm) { communicate_in_any_order(comm, each); },
-               {.nodes_per_machine = each});
-  run_threads(6, [](auto& comm) { communicate_in_any_order(comm, 2); }, {.nodes_per_machine = 2});
+               {.ranks_per_machine = each});
+  run_threads(6, [](auto& comm) { communicate_in_any_order(comm, 2); }, {.ranks_per_machine = 2});
 }
 #ifdef BLUEFOG_TEST_MPI
 TEST_CASE("machines average as one, hierarchically (MPI)", "[optim][communication][mpi]") {
   for (const int each : {1, 2, 3})
-    on_mpi([&](auto& comm) { average_machines(comm, each); }, {.nodes_per_machine = each});
+    on_mpi([&](auto& comm) { average_machines(comm, each); }, {.ranks_per_machine = each});
 }
 TEST_CASE("every type of communication does what it is defined to, in any order (MPI)",
           "[optim][communication][mpi]") {
   for (const int each : {1, 2})
-    on_mpi([&](auto& comm) { communicate_in_any_order(comm, each); }, {.nodes_per_machine = each});
+    on_mpi([&](auto& comm) { communicate_in_any_order(comm, each); }, {.ranks_per_machine = each});
 }
 #endif
 

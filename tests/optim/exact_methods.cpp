@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Methods without bias, or with a momentum of their own: against their recursions, written down a
 // second time with the matrices of all ranks, and against where they have to end.
+#include <chrono>
 #include <cmath>
 #include <concepts>
 #include <cstdint>
@@ -628,6 +629,22 @@ RANKS_TEST("a step costs one averaging of the parameters, that of gradient track
   same([&](auto sgd,
            auto& model) { return optim::gradient_tracking(std::move(sgd), model, comm, ring); },
        2);
+}
+
+TEST_CASE("after a step that failed as ranks communicated there is no other one",
+          "[optim][exact_methods][thread]") {
+  run_threads(2,
+              [](auto& comm) {
+                scalar model(comm.rank(), comm.size());
+                optim::gradient_tracking optimizer(sgd_over(model, 0), model, comm,
+                                                   topology::ring(2));
+                if (comm.rank() == 1) return;
+                model.forward().backward();
+                require_throws<error>([&] { optimizer.step(); });
+                require_contains(require_throws<usage_error>([&] { optimizer.step(); }),
+                                 "make the wrapper anew");
+              },
+              {.timeout = std::chrono::milliseconds(500)});
 }
 
 TEST_CASE("graphs that break a method are refused with the number and a remedy",

@@ -249,7 +249,7 @@ class faulty_exchange {
 
   [[nodiscard]] std::uint64_t draw(std::uint64_t below, std::uint64_t what, int peer,
                                    std::uint64_t purpose) const {
-    return state_->draw(below, tag_.number * 2 + (tag_.lane == bluefog::channel::pair ? 1 : 0),
+    return state_->draw(below, tag_.number * 2 + (tag_.kind == bluefog::channel::pair ? 1 : 0),
                         what, static_cast<std::uint64_t>(peer), purpose);
   }
 

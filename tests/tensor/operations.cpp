@@ -225,21 +225,22 @@ RANKS_TEST("each type works with each operation or is refused by name", "[tensor
           tolerance);
     } else {
       const auto name = bluefog::name_of(bluefog::dtype_from(type).value());
-      require_contains(require_throws<bluefog::usage_error>([&] { bluefog::allreduce(comm, x); }),
-                       name);
       require_contains(
-          require_throws<bluefog::usage_error>([&] { bluefog::neighbor_allreduce(comm, x); }),
-          name);
+          require_throws<bluefog::usage_error>([&] { return bluefog::allreduce(comm, x); }), name);
+      require_contains(require_throws<bluefog::usage_error>(
+                           [&] { return bluefog::neighbor_allreduce(comm, x); }),
+                       name);
       require_throws<bluefog::usage_error>(
-          [&] { bluefog::hierarchical_neighbor_allreduce(comm, x); });
+          [&] { return bluefog::hierarchical_neighbor_allreduce(comm, x); });
       if (size > 1)
-        require_throws<bluefog::usage_error>([&] { bluefog::pair_gossip(comm, x, rank ^ 1); });
+        require_throws<bluefog::usage_error>(
+            [&] { return bluefog::pair_gossip(comm, x, rank ^ 1); });
     }
   }
   const auto refuses = [&](const at::Tensor& x, const std::string& word) {
-    require_contains(require_throws<bluefog::usage_error>([&] { bluefog::broadcast(comm, x, 0); }),
-                     word);
-    require_throws<bluefog::usage_error>([&] { bluefog::allgather(comm, x); });
+    require_contains(
+        require_throws<bluefog::usage_error>([&] { return bluefog::broadcast(comm, x, 0); }), word);
+    require_throws<bluefog::usage_error>([&] { return bluefog::allgather(comm, x); });
     require_throws<bluefog::usage_error>([&] { bluefog::allreduce_(comm, x); });
   };
   refuses(at::ones({2}, at::kComplexFloat), "ComplexFloat");
@@ -540,7 +541,7 @@ TEST_CASE("hierarchical averages mix the means of machines", "[tensor][hierarchi
           many.require_all(apart.wait(), mixed_means);
         }
       },
-      {.nodes_per_machine = 2});
+      {.ranks_per_machine = 2});
 }
 
 TEST_CASE("many tensors mixed between machines get the bits that each gets alone",
@@ -574,7 +575,7 @@ TEST_CASE("many tensors mixed between machines get the bits that each gets alone
           }
         }
       },
-      {.nodes_per_machine = 2});
+      {.ranks_per_machine = 2});
 }
 
 TEST_CASE("a reduction within machines leaves other machines alone, and so does its gradient",
@@ -599,28 +600,28 @@ TEST_CASE("a reduction within machines leaves other machines alone, and so does 
         (y * (comm.rank() + 1)).sum().backward();
         require_tensor(leaf.grad(), at::full({5, 3}, 4.0 * machine + 3, at::kDouble));
       },
-      {.nodes_per_machine = 2});
+      {.ranks_per_machine = 2});
 }
 
 TEST_CASE("check mode compares shapes, and whether a gradient is required",
           "[tensor][check][thread]") {
-  bluefog::run_threads(
-      3,
-      [](auto& comm) {
-        const auto x = sample(0, {2, 3});
-        const auto turned = comm.rank() == 1 ? x.t() : x;
-        const auto shapes =
-            require_throws<bluefog::mismatch_error>([&] { bluefog::allreduce(comm, turned); });
-        require_contains(shapes, "[2, 3]");
-        require_contains(shapes, "[3, 2]");
-        auto leaf = x.clone().requires_grad_(comm.rank() == 2);
-        require_contains(require_throws<bluefog::mismatch_error>(
-                             [&] { bluefog::neighbor_allreduce(comm, leaf); }),
-                         "with gradient");
-        require_contains(
-            require_throws<bluefog::mismatch_error>([&] { bluefog::allgather(comm, leaf); }),
-            "with gradient");
-        require_tensor(bluefog::allreduce(comm, x), x, 1e-12);
-      },
-      {.check = true});
+  bluefog::run_threads(3,
+                       [](auto& comm) {
+                         const auto x = sample(0, {2, 3});
+                         const auto turned = comm.rank() == 1 ? x.t() : x;
+                         const auto shapes = require_throws<bluefog::mismatch_error>(
+                             [&] { return bluefog::allreduce(comm, turned); });
+                         require_contains(shapes, "[2, 3]");
+                         require_contains(shapes, "[3, 2]");
+                         auto leaf = x.clone().requires_grad_(comm.rank() == 2);
+                         require_contains(require_throws<bluefog::mismatch_error>([&] {
+                                            return bluefog::neighbor_allreduce(comm, leaf);
+                                          }),
+                                          "with gradient");
+                         require_contains(require_throws<bluefog::mismatch_error>(
+                                              [&] { return bluefog::allgather(comm, leaf); }),
+                                          "with gradient");
+                         require_tensor(bluefog::allreduce(comm, x), x, 1e-12);
+                       },
+                       {.check = true});
 }

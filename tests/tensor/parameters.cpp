@@ -170,6 +170,24 @@ RANKS_TEST("broadcast_optimizer_state keeps every bit of options and step counts
   for (const auto& x : model->parameters()) require_equal(steps_of(x).step(), many);
 }
 
+RANKS_TEST("an optimizer keeps all options if the root's fit some of its groups only",
+           "[optim][state]") {
+  const double own = comm.rank() == 1 ? 0.5 : 0.25;
+  std::vector<at::Tensor> second{torch::ones({2}, torch::requires_grad())};
+  if (comm.rank() == 1) second.push_back(torch::ones({4}, torch::requires_grad()));
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<at::Tensor>{torch::ones({3}, torch::requires_grad())});
+  groups.emplace_back(second);
+  torch::optim::SGD sgd(groups, torch::optim::SGDOptions(own));
+  if (comm.rank() == 1)
+    require_throws<bluefog::mismatch_error>(
+        [&] { bluefog::broadcast_optimizer_state(comm, sgd, 0); });
+  else
+    bluefog::broadcast_optimizer_state(comm, sgd, 0);
+  for (const auto& group : sgd.param_groups())
+    require_equal(static_cast<const torch::optim::SGDOptions&>(group.options()).lr(), own);
+}
+
 RANKS_TEST("an optimizer that the root's state does not fit keeps its own", "[optim][state]") {
   torch::nn::Linear model(3, 2);
   auto parameters = model->parameters();

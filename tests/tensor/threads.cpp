@@ -56,9 +56,9 @@ TEST_CASE("a process that counts its threads", "[.][child-of-threads]") {
   });
   bluefog::run_threads(ranks, [&](auto& comm) {
     if (openmp > 0) tell_openmp(openmp);
-    bluefog::allreduce(comm, at::ones({2}));
+    static_cast<void>(bluefog::allreduce(comm, at::ones({2})));
     require_equal(at::get_num_threads(), wanted);
-    bluefog::allreduce(comm, at::ones({2}));
+    static_cast<void>(bluefog::allreduce(comm, at::ones({2})));
   });
   bluefog::logger::sink(before);
   const auto lines = std::count(said.begin(), said.end(), '\n');
@@ -88,11 +88,11 @@ TEST_CASE("what the program chooses after the first operation holds on threads t
   if (number_in("BLUEFOG_TEST_RANKS") != 1 || number_in("OMP_NUM_THREADS") != 0) return;
   const int other = bluefog::allowed_cores() + 3;
   bluefog::run_threads(1, [&](auto& comm) {
-    bluefog::allreduce(comm, at::ones({2}));
+    static_cast<void>(bluefog::allreduce(comm, at::ones({2})));
     at::set_num_threads(other);
   });
   bluefog::run_threads(1, [&](auto& comm) {
-    bluefog::allreduce(comm, at::ones({2}));
+    static_cast<void>(bluefog::allreduce(comm, at::ones({2})));
     require_equal(at::get_num_threads(), other);
   });
 }
@@ -102,7 +102,7 @@ TEST_CASE("what the program chooses after the first operation holds on threads t
 TEST_CASE("a process of several counts its threads", "[.][share-over-mpi]") {
   bluefog::communicator<bluefog::mpi_backend> comm;
   if (number_in("OMP_NUM_THREADS") == 0) tell_openmp(bluefog::allowed_cores() + 3);
-  bluefog::allreduce(comm, at::ones({2}));
+  static_cast<void>(bluefog::allreduce(comm, at::ones({2})));
   CHECK(at::get_num_threads() == wanted_threads(comm.size()));
 }
 #endif

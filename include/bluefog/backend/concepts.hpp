@@ -50,11 +50,11 @@ concept exchange_of = requires(T& exchange, const_buffer in, mutable_buffer out,
 /// What a transport must provide to carry a `communicator`.
 ///
 /// Semantic requirements: every operation returns at once and borrows its buffers, which lie in
-/// `B::space`, until it is complete. Ranks with equal `machine()` share memory; the number itself
-/// means nothing. `any_thread()` tells whether a thread other than the caller's may make progress;
-/// calls that overlap in time on one backend are then allowed. `subset(members, serial)` is called
-/// by exactly the ranks in `members`, with equal arguments, and gives a backend in which
-/// `members[i]` has rank i; `serial` tells successive subsets apart.
+/// `B::space` or in host memory, until it is complete. Ranks with equal `machine()` share memory;
+/// the number itself means nothing. `any_thread()` tells whether a thread other than the caller's
+/// may make progress; calls that overlap in time on one backend are then allowed. `subset(members,
+/// serial)` is called by exactly the ranks in `members`, with equal arguments, and gives a backend
+/// in which `members[i]` has rank i; `serial` tells successive subsets apart.
 template <class B>
 concept backend =
     std::movable<B> && !std::copyable<B> && pending_operation<typename B::operation_type> &&

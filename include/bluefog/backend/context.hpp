@@ -64,8 +64,8 @@ class counted_exchange {
 template <backend Backend>
 class operation_context {
  public:
-  operation_context(communicator_state<Backend>& state, channel lane, std::uint64_t number) noexcept
-      : state_(&state), lane_(lane), number_(number) {}
+  operation_context(communicator_state<Backend>& state, channel kind, std::uint64_t number) noexcept
+      : state_(&state), channel_(kind), number_(number) {}
 
   [[nodiscard]] int rank() const noexcept { return state_->transport().rank(); }
   [[nodiscard]] int size() const noexcept { return state_->transport().size(); }
@@ -74,7 +74,7 @@ class operation_context {
   [[nodiscard]] const communicator_options& options() const noexcept { return state_->options(); }
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
   /// \return whether all ranks take part, in one order; else it is between two.
-  [[nodiscard]] bool collective() const noexcept { return lane_ == channel::group; }
+  [[nodiscard]] bool collective() const noexcept { return channel_ == channel::group; }
 
   /// \return what check mode has found equal on all ranks before.
   [[nodiscard]] agreed_calls& agreed() const noexcept { return state_->agreed(); }
@@ -82,8 +82,8 @@ class operation_context {
   /// \return messages of this operation, to be filled and submitted.
   [[nodiscard]] counted_exchange<Backend> exchange(
       traffic_kind kind = traffic_kind::payload) const {
-    const auto oldest = lane_ == channel::group ? state_->oldest(number_) : std::uint64_t{0};
-    return {transport(), message_tag{lane_, number_, oldest}, state_->counters(), kind};
+    const auto oldest = channel_ == channel::group ? state_->oldest(number_) : std::uint64_t{0};
+    return {transport(), message_tag{channel_, number_, oldest}, state_->counters(), kind};
   }
 
   /// \return temporary memory of at least `bytes` bytes, where `near` lies: on the device or the
@@ -106,7 +106,7 @@ class operation_context {
 
  private:
   communicator_state<Backend>* state_;
-  channel lane_;
+  channel channel_;
   std::uint64_t number_;
 };
 

@@ -148,7 +148,7 @@ class engine {
 
   // Under mutex_.
   static void enter(job& it) {
-    if (it.label_.tag.lane == channel::group) it.home_->numbers_.push_back(it.label_.tag.number);
+    if (it.label_.tag.kind == channel::group) it.home_->numbers_.push_back(it.label_.tag.number);
     ++it.home_->outstanding_;
   }
 
@@ -161,7 +161,7 @@ class engine {
       const std::scoped_lock lock(mutex_);
       lane& home = *it.home_;
       if (!it.failure_) home.progress_ = job::clock::now();
-      if (it.label_.tag.lane == channel::group) std::erase(home.numbers_, it.label_.tag.number);
+      if (it.label_.tag.kind == channel::group) std::erase(home.numbers_, it.label_.tag.number);
       --home.outstanding_;
     }
     it.over_.store(true, std::memory_order_release);
@@ -220,7 +220,7 @@ class engine {
       if (!it->begun_) {
         // Where messages have numbers, operations of two ranks need no order, and ranks may issue
         // them in different ones.
-        if ((it->label_.tag.lane == channel::group || home->pairs_in_order_) &&
+        if ((it->label_.tag.kind == channel::group || home->pairs_in_order_) &&
             std::ranges::find(blocked_, home) != blocked_.end())
           return false;
         it->begin();

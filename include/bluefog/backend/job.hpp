@@ -35,7 +35,6 @@ class job {
   void rethrow() const {
     if (failure_) std::rethrow_exception(failure_);
   }
-  [[nodiscard]] std::exception_ptr failure() const noexcept { return failure_; }
   /// Lets another operation have this one's name.
   void release_name() noexcept { name_.end(); }
   [[nodiscard]] const operation_label& label() const noexcept { return label_; }
@@ -54,7 +53,7 @@ class job {
     if (!begun_) return "for an earlier operation";
     const auto peers = work_.waiting_for();
     const auto silent =
-        label_.tag.lane == channel::group ? home_->silent(label_.tag.number) : std::vector<int>{};
+        label_.tag.kind == channel::group ? home_->silent(label_.tag.number) : std::vector<int>{};
     if (peers.empty() && silent.empty()) return "for ranks that the transport does not know";
     std::string text;
     if (!peers.empty()) text = "for " + detail::ranks_text(peers);

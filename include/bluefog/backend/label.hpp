@@ -22,7 +22,7 @@ struct operation_label {
 [[nodiscard]] inline std::string to_string(const operation_label& label) {
   std::string text(label.operation);
   if (!label.name.empty()) text += " \"" + label.name + "\"";
-  return text + concat(label.tag.lane == channel::pair ? " (pair operation " : " (operation ",
+  return text + concat(label.tag.kind == channel::pair ? " (pair operation " : " (operation ",
                        label.tag.number, ")");
 }
 

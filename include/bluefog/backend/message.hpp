@@ -13,7 +13,7 @@ enum class channel : std::uint8_t {
 
 /// Which operation a message belongs to; travels with it, so a stray message is never data.
 struct message_tag {
-  channel lane = channel::group;
+  channel kind = channel::group;
   std::uint64_t number = 0;
   /// Every operation of this channel with a smaller number is over on this rank: a message that
   /// carries one belongs to nobody.

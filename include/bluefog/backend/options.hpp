@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 
@@ -25,7 +26,7 @@ struct communicator_options {
   std::chrono::milliseconds stall_warning = settings::from_environment().stall_warning;
   /// So many consecutive ranks count as one machine (`BLUEFOG_NODES_PER_MACHINE`); by default the
   /// ranks that share memory do. The same on every rank.
-  std::optional<int> nodes_per_machine = settings::from_environment().nodes_per_machine;
+  std::optional<int> ranks_per_machine = settings::from_environment().ranks_per_machine;
 
   /// Tensors of a device travel by way of host memory, also where the transport takes them as they
   /// are, and are mixed on the CPU (`BLUEFOG_OPS_ON_CPU`). Native reductions stay the transport's.
@@ -37,9 +38,13 @@ struct communicator_options {
             timeout.count(), " ms");
     expects(stall_warning.count() > 0, "communicator: the stall warning must be positive, got ",
             stall_warning.count(), " ms");
-    expects(!nodes_per_machine || *nodes_per_machine >= 1,
-            "communicator: nodes_per_machine must be at least 1, got ",
-            nodes_per_machine.value_or(1));
+    expects(std::max(timeout, stall_warning) <= settings::longest_time,
+            "communicator: times must be at most ", settings::longest_time.count(),
+            " ms, far from the clock's own limit; got a timeout of ", timeout.count(),
+            " ms and a stall warning of ", stall_warning.count(), " ms");
+    expects(!ranks_per_machine || *ranks_per_machine >= 1,
+            "communicator: ranks_per_machine must be at least 1, got ",
+            ranks_per_machine.value_or(1));
   }
 };
 

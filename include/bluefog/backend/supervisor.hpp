@@ -35,7 +35,7 @@ class supervisor {
       const lane& home = it.home();
       const auto waited = round_ - it.since();
       const auto& limits = home.limits();
-      if (it.begun() && it.label().tag.lane == channel::group) correspond(it, waited);
+      if (it.begun() && it.label().tag.kind == channel::group) correspond(it, waited);
       if (waited >= limits.stall_warning) stalls_.add(it, round_);
       if (waited < limits.timeout) return nullptr;
       const double seconds = std::chrono::duration<double>(waited).count();

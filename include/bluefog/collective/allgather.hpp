@@ -132,7 +132,7 @@ concept lasting_gatherable = gatherable<Range> && std::ranges::borrowed_range<Ra
 /// \throws usage_error if the types of `in` and `out` differ; nothing was sent.
 /// \throws mismatch_error on every rank, before data travels, if one rank's `out` has another
 ///         length; timeout_error, transport_error, peer_error.
-/// \note Sends (n-1) times the input.
+/// \note Sends (n-1) times the input, after a round of n-1 short messages with the lengths.
 template <backend Backend, contiguous_elements In, writable_elements Out>
 void allgather(communicator<Backend>& comm, const In& in, Out&& out,
                const call_options& options = {}) {

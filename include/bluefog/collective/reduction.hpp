@@ -5,7 +5,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -29,11 +28,6 @@ template <class Buffer>
 [[nodiscard]] constexpr Buffer part_of(const Buffer& whole, std::int64_t part, std::int64_t parts) {
   const auto begin = part_begin(whole.count, part, parts);
   return whole.slice(begin, part_begin(whole.count, part + 1, parts) - begin);
-}
-
-/// Copies in host memory; the two may overlap.
-inline void copy(const_buffer in, mutable_buffer out) noexcept {
-  if (in.data != out.data && in.count > 0) std::memmove(out.data, in.data, in.bytes());
 }
 
 /// What a bandwidth-optimal allreduce of `bytes` bytes over `ranks` ranks sends per rank.

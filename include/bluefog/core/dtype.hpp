@@ -91,6 +91,7 @@ struct dtype_of<double> : std::integral_constant<dtype, dtype::float64> {};
 
 // `long` and `long long` are both 64 bits here, so integers go by size and sign.
 template <std::signed_integral T>
+  requires(sizeof(T) <= sizeof(std::int64_t))  // some compilers have a longer one
 struct dtype_of<T> : std::integral_constant<dtype, sizeof(T) == 1   ? dtype::int8
                                                    : sizeof(T) == 2 ? dtype::int16
                                                    : sizeof(T) == 4 ? dtype::int32

@@ -65,7 +65,8 @@ template <printable... Parts>
   return std::move(text).str();
 }
 
-/// Throws `Error` with the joined `parts` unless `condition` holds. The text is made only then.
+/// Throws `Error` with the joined `parts` unless `condition` holds. They are joined only then, but
+/// evaluated always.
 ///
 /// The message starts, in lower case, with the public function's name, then the rule, then the
 /// values: `expects(root < n, "broadcast: root must be below ", n, ", got ", root)`.

@@ -33,6 +33,9 @@ struct settings {
     std::string_view meaning;  ///< one line for people
   };
 
+  /// Times are no longer than this: over thirty years, far from the clock's own limit.
+  static constexpr std::chrono::milliseconds longest_time = std::chrono::seconds(1'000'000'000);
+
   static constexpr std::array table{
       variable{"BLUEFOG_CHECK", "0 or 1", "compare every operation over ranks before it starts"},
       variable{"BLUEFOG_TIMEOUT", "seconds > 0", "longest wait for an operation"},
@@ -57,7 +60,7 @@ struct settings {
   bool check = false;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::chrono::milliseconds stall_warning = std::chrono::seconds(60);
-  std::optional<int> nodes_per_machine;
+  std::optional<int> ranks_per_machine;
   log_level level = log_level::warning;
   bool log_hide_time = false;
   int mpi_thread_level = 3;
@@ -73,7 +76,7 @@ struct settings {
     read("BLUEFOG_TIMEOUT", result.timeout);
     read("BLUEFOG_STALL_WARNING", result.stall_warning);
     if (int ranks = 0; read("BLUEFOG_NODES_PER_MACHINE", ranks, 1))
-      result.nodes_per_machine = ranks;
+      result.ranks_per_machine = ranks;
     read("BLUEFOG_LOG_LEVEL", result.level);
     read("BLUEFOG_LOG_HIDE_TIME", result.log_hide_time);
     read("BLUEFOG_MPI_THREAD_LEVEL", result.mpi_thread_level, 0, 3);
@@ -100,7 +103,7 @@ struct settings {
   /// \return the effective values, one `NAME=value` a line, in the table's order.
   [[nodiscard]] std::string to_string() const {
     const auto seconds = [](auto time) { return std::chrono::duration<double>(time).count(); };
-    std::string machine = nodes_per_machine ? std::to_string(*nodes_per_machine) : "shared memory";
+    std::string machine = ranks_per_machine ? std::to_string(*ranks_per_machine) : "shared memory";
     return concat("BLUEFOG_CHECK=", check, "\nBLUEFOG_TIMEOUT=", seconds(timeout),
                   "\nBLUEFOG_STALL_WARNING=", seconds(stall_warning),
                   "\nBLUEFOG_NODES_PER_MACHINE=", machine, "\nBLUEFOG_LOG_LEVEL=", name_of(level),
@@ -149,7 +152,7 @@ struct settings {
     const auto text = text_of(name);
     if (!text) return;
     const auto number = parse<double>(*text);
-    constexpr double longest = 1e9;  // over thirty years, far from the clock's own limit
+    constexpr double longest = std::chrono::duration<double>(longest_time).count();
     if (!number || !std::isfinite(*number) || *number <= 0 || *number > longest)
       refuse(name, *text);
     value = std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(*number * 1e3)));

@@ -136,6 +136,7 @@ class mpi_backend {
 
   [[nodiscard]] static MPI_Comm whole_job() {
     mpi::library::instance();
+    const auto lock = mpi::library::serialize();
     int size = 0;
     mpi::check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
     mpi::library::expects_matching_launcher(size);

@@ -52,7 +52,7 @@ struct tag_space {
 
   [[nodiscard]] int tag(const message_tag& of) const noexcept {
     return static_cast<int>(of.number % static_cast<std::uint64_t>(span)) * 2 +
-           static_cast<int>(of.lane);
+           static_cast<int>(of.kind);
   }
 
   /// \return whether `tag` is of a group operation whose number lies below `oldest`.

@@ -37,7 +37,7 @@ class strays {
 
   /// Calls `look` if that has not been done for a while.
   void look_seldom(const message_tag& now) {
-    if (now.lane != channel::group) return;
+    if (now.kind != channel::group) return;
     constexpr int operations = 16;
     constexpr auto time = std::chrono::milliseconds(1);
     const auto moment = std::chrono::steady_clock::now();
@@ -55,7 +55,7 @@ class strays {
   /// One probe where nothing is wrong, which costs more than a short message. A stray message is
   /// taken out of the way, so that its sender need not wait.
   void look(const message_tag& now) {
-    if (now.lane != channel::group) return;
+    if (now.kind != channel::group) return;
     const std::scoped_lock lock(mutex_);
     std::erase_if(dropped_, arrived);
     int found = 0;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <bluefog/core/error.hpp>
+#include <bluefog/core/settings.hpp>
 
 namespace bluefog::nccl {
 
@@ -51,6 +52,11 @@ class board {
     }
   }
 };
+
+/// \return the time that is `timeout` from now, or as late as the clock can tell.
+[[nodiscard]] inline board::time_point deadline_after(std::chrono::milliseconds timeout) {
+  return std::chrono::steady_clock::now() + std::min(timeout, settings::longest_time);
+}
 
 namespace detail {
 

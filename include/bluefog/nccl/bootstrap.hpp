@@ -91,7 +91,7 @@ struct board_place {
 template <class Where>
 [[nodiscard]] std::shared_ptr<board> reach_board(Where where, std::chrono::milliseconds timeout,
                                                  std::string_view through) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   std::string stranger;
   for (;;) {
     if (const std::optional<board_place> place = where())

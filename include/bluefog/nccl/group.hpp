@@ -35,9 +35,7 @@ struct group {
   std::shared_ptr<board> words;
   std::chrono::milliseconds timeout;
 
-  [[nodiscard]] board::time_point deadline() const {
-    return std::chrono::steady_clock::now() + timeout;
-  }
+  [[nodiscard]] board::time_point deadline() const { return deadline_after(timeout); }
 };
 
 namespace detail {
@@ -47,7 +45,7 @@ namespace detail {
 [[nodiscard]] inline std::vector<std::string> gather_words(const meeting& of,
                                                            const std::string& topic,
                                                            const std::string& own) {
-  const auto deadline = std::chrono::steady_clock::now() + of.timeout;
+  const auto deadline = deadline_after(of.timeout);
   if (of.rank > 0) {
     of.words->put(concat(topic, "/", of.rank), own);
   } else {

@@ -57,9 +57,10 @@ inline void set_patience(const unique_socket& socket, std::chrono::seconds time)
   address.sin_addr.s_addr = htonl(INADDR_ANY);
   address.sin_port = htons(port);
   constexpr int waiting = 1024;
-  expects(made && bind(made.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
-              ::listen(made.get(), waiting) == 0,
-          "nccl_backend: rank 0 cannot listen on port ", port, ": ", system_text());
+  const bool listens =
+      made && bind(made.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
+      ::listen(made.get(), waiting) == 0;
+  expects(listens, "nccl_backend: rank 0 cannot listen on port ", port, ": ", system_text());
   return made;
 }
 
@@ -67,8 +68,8 @@ inline void set_patience(const unique_socket& socket, std::chrono::seconds time)
 [[nodiscard]] inline std::uint16_t port_of(const unique_socket& socket) {
   sockaddr_in address{};
   socklen_t length = sizeof address;
-  expects(getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0,
-          "nccl_backend: getsockname failed: ", system_text());
+  const bool named = getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0;
+  expects(named, "nccl_backend: getsockname failed: ", system_text());
   return ntohs(address.sin_port);
 }
 
@@ -91,10 +92,17 @@ inline void set_patience(const unique_socket& socket, std::chrono::seconds time)
   return std::nullopt;
 }
 
+/// \return whether a signal, not the other side, has ended a call that gave `result`: a socket with
+///         limited patience does not go on by itself.
+[[nodiscard]] inline bool interrupted(ssize_t result) noexcept {
+  return result < 0 && errno == EINTR;
+}
+
 /// Sends all of `data`. \return whether the other side took it.
 [[nodiscard]] inline bool send_all(const unique_socket& socket, std::string_view data) {
   while (!data.empty()) {
     const auto sent = ::send(socket.get(), data.data(), data.size(), MSG_NOSIGNAL);
+    if (interrupted(sent)) continue;
     if (sent <= 0) return false;
     data.remove_prefix(static_cast<std::size_t>(sent));
   }
@@ -107,6 +115,7 @@ inline void set_patience(const unique_socket& socket, std::chrono::seconds time)
   std::string data(length, '\0');
   for (std::size_t got = 0; got < length;) {
     const auto more = ::recv(socket.get(), data.data() + got, length - got, 0);
+    if (interrupted(more)) continue;
     if (more <= 0) return std::nullopt;
     got += static_cast<std::size_t>(more);
   }

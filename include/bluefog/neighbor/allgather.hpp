@@ -107,6 +107,7 @@ task neighbor_allgather_task(operation_context<Backend> context, const_buffer in
 /// \throws usage_error if types, ranks or the graph's size are wrong; nothing was sent.
 /// \throws mismatch_error if the sources have another number of elements, on the rank that has no
 ///         room for it; timeout_error, transport_error, peer_error. `in` is then unchanged.
+/// \note Sends the input to each destination, after a short message with its length.
 template <backend Backend, contiguous_elements In, writable_elements Out,
           neighbor_links Links = neighborhood>
 void neighbor_allgather(communicator<Backend>& comm, const In& in, Out&& out, const Links& links,

@@ -60,7 +60,9 @@ template <backend Backend>
                                                 int self) {
   std::vector<int> ranks;
   for (int rank = 0; rank < size; ++rank)
-    if (table[static_cast<std::size_t>(rank * size + self)] != 0) ranks.push_back(rank);
+    if (table[static_cast<std::size_t>(rank) * static_cast<std::size_t>(size) +
+              static_cast<std::size_t>(self)] != 0)
+      ranks.push_back(rank);
   return ranks;
 }
 

@@ -46,9 +46,12 @@ template <backend Backend>
 /// \param in    equally many elements of one floating type on both ranks.
 /// \param out   as many elements; may be `in`.
 /// \param peer  the other rank.
+/// \param self_weight, peer_weight  finite, this rank's own choice; the two add up to 1 for an
+///        average.
 /// \throws usage_error if types, lengths, weights or the peer are wrong; nothing was sent.
 /// \throws timeout_error, transport_error, mismatch_error, peer_error; `in` and `out` are then
 ///         unchanged.
+/// \note Sends the input once.
 /// \see Boyd, Ghosh, Prabhakar and Shah, "Randomized Gossip Algorithms", IEEE Transactions on
 ///      Information Theory 52(6), 2006.
 template <backend Backend, contiguous_elements In, writable_elements Out>

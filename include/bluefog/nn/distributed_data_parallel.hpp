@@ -86,7 +86,7 @@ class distributed_data_parallel {
 
   /// Makes parameters and buffers those of rank 0. Collective.
   /// \param model  borrowed; must outlive the wrapper.
-  /// \param comm   borrowed; must outlive the wrapper.
+  /// \param comm   used here only: the wrapper makes communicators of its own from it.
   /// \throws usage_error if an option is wrong or a tensor cannot travel; mismatch_error, on
   ///         every rank, that names the first difference, if parameters or buffers differ in
   ///         number, name, type, shape or in whether they learn.

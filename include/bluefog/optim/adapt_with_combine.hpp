@@ -56,7 +56,7 @@ class adapt_with_combine : public detail::averaging_optimizer<Inner, Backend, To
  public:
   /// \param inner     the user's optimizer, moved in.
   /// \param model     gives the parameters their names.
-  /// \param comm      borrowed; must outlive the wrapper.
+  /// \param comm      used here only: the wrapper makes communicators of its own from it.
   /// \param topology  the same on every rank.
   /// \throws usage_error if an option is wrong or the topology does not fit; mismatch_error, on
   ///         every rank, if the ranks' parameters differ.

@@ -54,7 +54,8 @@ enum class memory : std::uint8_t { none, correction };
 /// What the methods without bias, or with their own momentum, share: they communicate in every
 /// step. Is the user's optimizer. Parameters may be added, frozen and unfrozen on all ranks alike;
 /// where ranks differ in that, a step is a mismatch_error on every rank, as in
-/// `adapt_with_combine`.
+/// `adapt_with_combine`. After a step that has failed otherwise ranks may have taken different
+/// numbers of steps: the next one is a usage_error, and the wrapper has to be made anew.
 template <steppable Inner, backend Backend, averaging_topology Topology>
 class exact_method : public Inner, public communicates_over<Backend> {
  public:
@@ -119,11 +120,13 @@ class exact_method : public Inner, public communicates_over<Backend> {
     expect_travelling(method_, flat_.arena(), /*frozen_too=*/false);
   }
 
-  [[nodiscard]] std::string_view method() const noexcept { return method_; }
   [[nodiscard]] const flat_parameters& flat() const noexcept { return flat_; }
 
   /// What every step begins with: runs the closure, once, with gradients recorded.
   at::Tensor begin_step(const typename Inner::LossClosure& closure) {
+    expects(!failed_, method_,
+            ": an earlier step failed while ranks communicated, so they may be at different steps; "
+            "make the wrapper anew");
     at::Tensor loss = evaluate(closure);
     refresh();
     group_->agree(flat_.arena());
@@ -165,7 +168,28 @@ class exact_method : public Inner, public communicates_over<Backend> {
   ///
   /// Computed from the differences, not from the average: two ranks get opposite numbers along an
   /// edge, so what is summed up from step to step keeps its sum of zero, however long it goes on.
-  [[nodiscard]] flat_tensors differences(const flat_tensors& values, std::int64_t round) const {
+  [[nodiscard]] flat_tensors differences(const flat_tensors& values, std::int64_t round) {
+    try {
+      return exchange_differences(values, round);
+    } catch (const mismatch_error&) {  // on every rank
+      throw;
+    } catch (...) {
+      failed_ = true;
+      throw;
+    }
+  }
+
+  /// What the method remembers of `parameter`, a copy. \throws usage_error if it does not learn.
+  [[nodiscard]] at::Tensor kept_of(const at::Tensor& parameter) const {
+    const std::size_t index = flat_.arena().index_of(parameter);
+    expects(index != flat_.arena().size(), method_,
+            ": the tensor is no parameter of this optimizer that requires a gradient");
+    return flat_.part(flat_.kept(), index).clone();
+  }
+
+ private:
+  [[nodiscard]] flat_tensors exchange_differences(const flat_tensors& values,
+                                                  std::int64_t round) const {
     communicator<Backend>& comm = group_->comm();
     const neighborhood around = links_in_round(topology_, comm.rank(), round);
     flat_tensors result;
@@ -194,15 +218,6 @@ class exact_method : public Inner, public communicates_over<Backend> {
     return result;
   }
 
-  /// What the method remembers of `parameter`, a copy. \throws usage_error if it does not learn.
-  [[nodiscard]] at::Tensor kept_of(const at::Tensor& parameter) const {
-    const std::size_t index = flat_.arena().index_of(parameter);
-    expects(index != flat_.arena().size(), method_,
-            ": the tensor is no parameter of this optimizer that requires a gradient");
-    return flat_.part(flat_.kept(), index).clone();
-  }
-
- private:
   [[nodiscard]] communicator<Backend>& group() const noexcept override { return group_->comm(); }
   void finish(transfer& started) override { group_->wait(started); }
   void refresh() { flat_.refresh(this->param_groups()); }
@@ -214,6 +229,7 @@ class exact_method : public Inner, public communicates_over<Backend> {
   std::shared_ptr<agreeing_group<Backend>> group_;
   Topology topology_;
   std::int64_t round_ = 0;
+  bool failed_ = false;  // in a communication, so that ranks may be at different steps
   flat_parameters flat_;
 };
 

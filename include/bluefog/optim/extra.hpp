@@ -42,7 +42,7 @@ class extra : public detail::exact_method<Inner, Backend, Topology> {
  public:
   /// \param inner     the user's SGD, moved in.
   /// \param model     gives the parameters their names.
-  /// \param comm      borrowed; must outlive the wrapper.
+  /// \param comm      used here only: the wrapper makes communicators of its own from it.
   /// \param topology  the same on every rank.
   /// \throws usage_error, with the number at fault, if the graph does not fit; mismatch_error, on
   ///         every rank, if the ranks' parameters differ.

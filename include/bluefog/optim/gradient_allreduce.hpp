@@ -63,7 +63,7 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
 
   /// \param inner  the user's optimizer, moved in.
   /// \param model  gives the parameters their names.
-  /// \param comm   borrowed; must outlive the wrapper.
+  /// \param comm   used here only: the wrapper makes communicators of its own from it.
   /// \throws usage_error if an option is wrong; mismatch_error, on every rank, if the ranks'
   ///         parameters differ.
   template <module_like Model>

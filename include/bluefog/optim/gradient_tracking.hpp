@@ -45,7 +45,7 @@ class gradient_tracking : public detail::exact_method<Inner, Backend, Topology> 
  public:
   /// \param inner     the user's optimizer, moved in.
   /// \param model     gives the parameters their names.
-  /// \param comm      borrowed; must outlive the wrapper.
+  /// \param comm      used here only: the wrapper makes communicators of its own from it.
   /// \param topology  a graph or schedule, the same on every rank.
   /// \throws usage_error if the topology does not fit or moves the mean; mismatch_error, on every
   ///         rank, if the ranks' parameters differ.

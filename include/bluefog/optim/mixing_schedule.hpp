@@ -158,8 +158,8 @@ class mixing_schedule {
       expects(topology_.size() == comm().size(), optimizer_, ": the topology has ",
               topology_.size(), " ranks, the communicator has ", comm().size());
     if (type == communication_type::hierarchical_neighbor_allreduce) {
-      expects(comm().is_homogeneous(), optimizer_,
-              ": machines differ: ", comm().layout().to_string());
+      if (!comm().is_homogeneous())
+        throw usage_error(concat(optimizer_, ": machines differ: ", comm().layout().to_string()));
       expects(topology_.size() == comm().machine_size(), optimizer_, ": the topology has ",
               topology_.size(), " machines, the communicator has ", comm().machine_size());
     }

@@ -51,6 +51,8 @@ namespace detail {
 
 inline void load_state(torch::optim::Optimizer& optimizer, const std::vector<std::byte>& bytes) {
   auto before = std::exchange(optimizer.state(), {});
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
+  for (const auto& group : optimizer.param_groups()) options.push_back(group.options().clone());
   try {
     torch::serialize::InputArchive archive;
     archive.load_from(reinterpret_cast<const char*>(bytes.data()), bytes.size(),
@@ -58,6 +60,8 @@ inline void load_state(torch::optim::Optimizer& optimizer, const std::vector<std
     optimizer.load(archive);
   } catch (const std::exception& problem) {
     optimizer.state() = std::move(before);
+    for (std::size_t i = 0; i < options.size(); ++i)
+      optimizer.param_groups()[i].set_options(std::move(options[i]));
     throw mismatch_error(
         concat("broadcast_optimizer_state: what the root sent does not fit this "
                "rank's optimizer: ",
@@ -78,7 +82,7 @@ inline void load_state(torch::optim::Optimizer& optimizer, const std::vector<std
 /// \param root       whose state; the same on every rank.
 /// \throws usage_error if there is no such rank; nothing was sent.
 /// \throws mismatch_error on a rank whose optimizer the root's state does not fit, which keeps its
-///         state; timeout_error, transport_error, peer_error.
+///         options and state; timeout_error, transport_error, peer_error.
 /// \note Costs a serialization on the root and two broadcasts: of the length and of the bytes.
 template <backend Backend>
 void broadcast_optimizer_state(communicator<Backend>& comm, torch::optim::Optimizer& optimizer,

@@ -76,8 +76,8 @@ void issue_allgather(communicator<Backend>& comm, const at::Tensor& x, const cal
 /// \note Sends (n-1) times the tensor; backward() sends 2(n-1)/n times the concatenation, see
 ///       `allreduce`.
 template <backend Backend>
-at::Tensor allgather(communicator<Backend>& comm, const at::Tensor& x,
-                     const call_options& options = {}) {
+[[nodiscard]] at::Tensor allgather(communicator<Backend>& comm, const at::Tensor& x,
+                                   const call_options& options = {}) {
   const auto place = std::make_shared<at::Tensor>();
   detail::issue_allgather(comm, x, options, place, [&](auto description, auto make) {
     comm.run(std::move(description), std::move(make));

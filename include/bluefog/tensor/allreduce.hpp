@@ -20,9 +20,10 @@
 namespace bluefog {
 
 template <backend Backend>
-std::vector<at::Tensor> allreduce(communicator<Backend>& comm, std::span<const at::Tensor> tensors,
-                                  reduce_op op = reduce_op::average,
-                                  const allreduce_options& options = {});
+[[nodiscard]] std::vector<at::Tensor> allreduce(communicator<Backend>& comm,
+                                                std::span<const at::Tensor> tensors,
+                                                reduce_op op = reduce_op::average,
+                                                const allreduce_options& options = {});
 
 namespace detail {
 
@@ -70,11 +71,12 @@ template <backend Backend>
 /// \throws timeout_error, transport_error, mismatch_error, peer_error.
 /// \note Sends 2(n-1)/n times the tensor. A contiguous tensor travels without a copy if it is on
 ///       the CPU, or on the transport's device; others are copied first, see `parcel`. backward()
-///       communicates too: every rank must call it, while the communicator lives, and on the same
-///       graph.
+///       communicates too: every rank must call it, on the same graph, while the communicator lives
+///       and has not been moved.
 template <backend Backend>
-at::Tensor allreduce(communicator<Backend>& comm, const at::Tensor& x,
-                     reduce_op op = reduce_op::average, const allreduce_options& options = {}) {
+[[nodiscard]] at::Tensor allreduce(communicator<Backend>& comm, const at::Tensor& x,
+                                   reduce_op op = reduce_op::average,
+                                   const allreduce_options& options = {}) {
   return detail::run_single(
       comm, detail::allreduce_call(comm, detail::only(x), op, options, detail::placement::apart));
 }
@@ -111,8 +113,9 @@ request<at::Tensor> allreduce_nonblocking_(communicator<Backend>& comm, const at
 /// \param tensors  of types and shapes that are the same on every rank.
 /// \return the results, in the order of `tensors`.
 template <backend Backend>
-std::vector<at::Tensor> allreduce(communicator<Backend>& comm, std::span<const at::Tensor> tensors,
-                                  reduce_op op, const allreduce_options& options) {
+[[nodiscard]] std::vector<at::Tensor> allreduce(communicator<Backend>& comm,
+                                                std::span<const at::Tensor> tensors, reduce_op op,
+                                                const allreduce_options& options) {
   return detail::run(comm,
                      detail::allreduce_call(comm, tensors, op, options, detail::placement::apart));
 }

@@ -73,8 +73,8 @@ template <backend Backend>
 /// \throws timeout_error, transport_error, mismatch_error, peer_error.
 /// \note Sends (n-1)/n times the tensor. backward() communicates too, see `allreduce`.
 template <backend Backend>
-at::Tensor broadcast(communicator<Backend>& comm, const at::Tensor& x, int root,
-                     const call_options& options = {}) {
+[[nodiscard]] at::Tensor broadcast(communicator<Backend>& comm, const at::Tensor& x, int root,
+                                   const call_options& options = {}) {
   return detail::run_single(
       comm, detail::broadcast_call(comm, detail::only(x), root, options, detail::placement::apart));
 }
@@ -107,8 +107,9 @@ request<at::Tensor> broadcast_nonblocking_(communicator<Backend>& comm, const at
 
 /// Gives every rank many tensors of one, in one message. \return them, in the order of `tensors`.
 template <backend Backend>
-std::vector<at::Tensor> broadcast(communicator<Backend>& comm, std::span<const at::Tensor> tensors,
-                                  int root, const call_options& options = {}) {
+[[nodiscard]] std::vector<at::Tensor> broadcast(communicator<Backend>& comm,
+                                                std::span<const at::Tensor> tensors, int root,
+                                                const call_options& options = {}) {
   return detail::run(
       comm, detail::broadcast_call(comm, tensors, root, options, detail::placement::apart));
 }

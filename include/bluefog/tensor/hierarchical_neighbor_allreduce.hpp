@@ -22,10 +22,9 @@
 namespace bluefog {
 
 template <backend Backend, neighbor_links Links = neighborhood>
-std::vector<at::Tensor> hierarchical_neighbor_allreduce(communicator<Backend>& comm,
-                                                        std::span<const at::Tensor> tensors,
-                                                        const Links& links,
-                                                        const call_options& options = {});
+[[nodiscard]] std::vector<at::Tensor> hierarchical_neighbor_allreduce(
+    communicator<Backend>& comm, std::span<const at::Tensor> tensors, const Links& links,
+    const call_options& options = {});
 
 namespace detail {
 
@@ -79,15 +78,17 @@ template <backend Backend, neighbor_links Links>
 ///         was sent.
 /// \throws timeout_error, transport_error, mismatch_error, peer_error; x is then unchanged.
 template <backend Backend, neighbor_links Links = neighborhood>
-at::Tensor hierarchical_neighbor_allreduce(communicator<Backend>& comm, const at::Tensor& x,
-                                           const Links& links, const call_options& options = {}) {
+[[nodiscard]] at::Tensor hierarchical_neighbor_allreduce(communicator<Backend>& comm,
+                                                         const at::Tensor& x, const Links& links,
+                                                         const call_options& options = {}) {
   return detail::run_single(comm, detail::hierarchical_call(comm, detail::only(x), links, options,
                                                             detail::placement::apart));
 }
 
 /// Averages a tensor over the static exponential graph of machines.
 template <backend Backend>
-at::Tensor hierarchical_neighbor_allreduce(communicator<Backend>& comm, const at::Tensor& x) {
+[[nodiscard]] at::Tensor hierarchical_neighbor_allreduce(communicator<Backend>& comm,
+                                                         const at::Tensor& x) {
   return hierarchical_neighbor_allreduce(comm, x, topology::exponential(comm.machine_size()));
 }
 
@@ -149,10 +150,9 @@ request<at::Tensor> hierarchical_neighbor_allreduce_nonblocking_(communicator<Ba
 /// \param tensors  of types and shapes that are the same on every rank.
 /// \return the results, in the order of `tensors`.
 template <backend Backend, neighbor_links Links>
-std::vector<at::Tensor> hierarchical_neighbor_allreduce(communicator<Backend>& comm,
-                                                        std::span<const at::Tensor> tensors,
-                                                        const Links& links,
-                                                        const call_options& options) {
+[[nodiscard]] std::vector<at::Tensor> hierarchical_neighbor_allreduce(
+    communicator<Backend>& comm, std::span<const at::Tensor> tensors, const Links& links,
+    const call_options& options) {
   return detail::run(
       comm, detail::hierarchical_call(comm, tensors, links, options, detail::placement::apart));
 }

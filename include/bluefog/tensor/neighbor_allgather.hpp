@@ -35,8 +35,8 @@
 namespace bluefog {
 
 template <backend Backend, neighbor_links Links = neighborhood>
-at::Tensor neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x, const Links& links,
-                              const call_options& options = {});
+[[nodiscard]] at::Tensor neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x,
+                                            const Links& links, const call_options& options = {});
 
 namespace detail {
 
@@ -146,8 +146,8 @@ void issue_neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x, 
 /// \throws mismatch_error if types or sizes do not fit; timeout_error, transport_error, peer_error.
 /// \note backward() communicates too, see `allreduce`.
 template <backend Backend, neighbor_links Links>
-at::Tensor neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x, const Links& links,
-                              const call_options& options) {
+[[nodiscard]] at::Tensor neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x,
+                                            const Links& links, const call_options& options) {
   const auto place = std::make_shared<at::Tensor>();
   detail::issue_neighbor_allgather(
       comm, x, links, options, place,
@@ -157,7 +157,7 @@ at::Tensor neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x, 
 
 /// Concatenates over the static exponential graph.
 template <backend Backend>
-at::Tensor neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x) {
+[[nodiscard]] at::Tensor neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x) {
   return neighbor_allgather(comm, x, topology::exponential(comm.size()));
 }
 

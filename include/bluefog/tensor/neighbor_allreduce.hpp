@@ -21,9 +21,10 @@
 namespace bluefog {
 
 template <backend Backend, neighbor_links Links = neighborhood>
-std::vector<at::Tensor> neighbor_allreduce(communicator<Backend>& comm,
-                                           std::span<const at::Tensor> tensors, const Links& links,
-                                           const call_options& options = {});
+[[nodiscard]] std::vector<at::Tensor> neighbor_allreduce(communicator<Backend>& comm,
+                                                         std::span<const at::Tensor> tensors,
+                                                         const Links& links,
+                                                         const call_options& options = {});
 
 namespace detail {
 
@@ -77,8 +78,8 @@ template <backend Backend, neighbor_links Links>
 /// \note A contiguous tensor on the CPU travels without a copy, others are copied first. backward()
 ///       communicates too, see `allreduce`.
 template <backend Backend, neighbor_links Links = neighborhood>
-at::Tensor neighbor_allreduce(communicator<Backend>& comm, const at::Tensor& x, const Links& links,
-                              const call_options& options = {}) {
+[[nodiscard]] at::Tensor neighbor_allreduce(communicator<Backend>& comm, const at::Tensor& x,
+                                            const Links& links, const call_options& options = {}) {
   return detail::run_single(comm,
                             detail::neighbor_allreduce_call(comm, detail::only(x), links, options,
                                                             detail::placement::apart));
@@ -86,7 +87,7 @@ at::Tensor neighbor_allreduce(communicator<Backend>& comm, const at::Tensor& x, 
 
 /// Averages a tensor over the static exponential graph.
 template <backend Backend>
-at::Tensor neighbor_allreduce(communicator<Backend>& comm, const at::Tensor& x) {
+[[nodiscard]] at::Tensor neighbor_allreduce(communicator<Backend>& comm, const at::Tensor& x) {
   return neighbor_allreduce(comm, x, topology::exponential(comm.size()));
 }
 
@@ -145,9 +146,10 @@ request<at::Tensor> neighbor_allreduce_nonblocking_(communicator<Backend>& comm,
 /// \param tensors  of types and shapes that are the same on every rank.
 /// \return the results, in the order of `tensors`.
 template <backend Backend, neighbor_links Links>
-std::vector<at::Tensor> neighbor_allreduce(communicator<Backend>& comm,
-                                           std::span<const at::Tensor> tensors, const Links& links,
-                                           const call_options& options) {
+[[nodiscard]] std::vector<at::Tensor> neighbor_allreduce(communicator<Backend>& comm,
+                                                         std::span<const at::Tensor> tensors,
+                                                         const Links& links,
+                                                         const call_options& options) {
   return detail::run(comm, detail::neighbor_allreduce_call(comm, tensors, links, options,
                                                            detail::placement::apart));
 }

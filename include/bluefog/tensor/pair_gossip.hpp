@@ -76,14 +76,16 @@ template <backend Backend>
 /// \param x     dense, of any strides, floating; the same type and shape on both ranks, and a
 ///              gradient required on both or none.
 /// \param peer  the other rank.
+/// \param self_weight, peer_weight  finite, this rank's own choice; the two add up to 1 for an
+///        average.
 /// \return y, laid out like x.
 /// \throws usage_error if the tensor's type, layout or device is not supported, or weights or the
 ///         peer are wrong; nothing was sent.
 /// \throws timeout_error, transport_error, mismatch_error, peer_error; x is then unchanged.
 template <backend Backend>
-at::Tensor pair_gossip(communicator<Backend>& comm, const at::Tensor& x, int peer,
-                       double self_weight = 0.5, double peer_weight = 0.5,
-                       const call_options& options = {}) {
+[[nodiscard]] at::Tensor pair_gossip(communicator<Backend>& comm, const at::Tensor& x, int peer,
+                                     double self_weight = 0.5, double peer_weight = 0.5,
+                                     const call_options& options = {}) {
   return detail::run_single(
       comm, detail::pair_call(comm, detail::only(x), peer, self_weight, peer_weight, options,
                               detail::placement::apart));
@@ -126,10 +128,11 @@ request<at::Tensor> pair_gossip_nonblocking_(communicator<Backend>& comm, const 
 /// Averages many tensors with those of one other rank, in one message each way.
 /// \return the results, in the order of `tensors`.
 template <backend Backend>
-std::vector<at::Tensor> pair_gossip(communicator<Backend>& comm,
-                                    std::span<const at::Tensor> tensors, int peer,
-                                    double self_weight = 0.5, double peer_weight = 0.5,
-                                    const call_options& options = {}) {
+[[nodiscard]] std::vector<at::Tensor> pair_gossip(communicator<Backend>& comm,
+                                                  std::span<const at::Tensor> tensors, int peer,
+                                                  double self_weight = 0.5,
+                                                  double peer_weight = 0.5,
+                                                  const call_options& options = {}) {
   return detail::run(comm, detail::pair_call(comm, tensors, peer, self_weight, peer_weight, options,
                                              detail::placement::apart));
 }

@@ -17,7 +17,7 @@
 
 namespace bluefog {
 
-/// Something with parameters and buffers: a `torch::nn::Module`.
+/// Something with parameters and buffers: a `torch::nn::Module`, which this layer does not know.
 template <class T>
 concept parameter_owner = requires(const T& model) {
   { model.parameters() } -> std::convertible_to<std::vector<at::Tensor>>;

@@ -67,8 +67,8 @@ class fabric {
     surrendered_[static_cast<std::size_t>(rank)].add(given_up);
     for (int other = 0; other < size_; ++other)
       if (given_up.concerns(tag, other)) {
-        settle_given_up(at(rank, other, tag.lane), given_up, rank);
-        settle_given_up(at(other, rank, tag.lane), given_up, rank);
+        settle_given_up(at(rank, other, tag.kind), given_up, rank);
+        settle_given_up(at(other, rank, tag.kind), given_up, rank);
       }
   }
 
@@ -119,9 +119,9 @@ class fabric {
   void leave(int rank) {
     gone_[static_cast<std::size_t>(rank)] = true;
     for (int other = 0; other < size_; ++other)
-      for (const auto lane : {channel::group, channel::pair}) {
-        fail_waiting(at(rank, other, lane), rank);
-        fail_waiting(at(other, rank, lane), rank);
+      for (const auto kind : {channel::group, channel::pair}) {
+        fail_waiting(at(rank, other, kind), rank);
+        fail_waiting(at(other, rank, kind), rank);
       }
     const std::scoped_lock lock(subsets_mutex_);
     for (const auto& [members, known] : subsets_)
@@ -168,11 +168,11 @@ class fabric {
     if (found != members.end()) group.leave(static_cast<int>(found - members.begin()));
   }
 
-  [[nodiscard]] line& at(int sender, int receiver, channel lane) {
+  [[nodiscard]] line& at(int sender, int receiver, channel kind) {
     const auto n = static_cast<std::size_t>(size_);
     return lines_[(static_cast<std::size_t>(sender) * n + static_cast<std::size_t>(receiver)) *
                       channels +
-                  static_cast<std::size_t>(lane)];
+                  static_cast<std::size_t>(kind)];
   }
 
   static void finish(half_message& message) noexcept {
@@ -186,7 +186,7 @@ class fabric {
 
   void put(const half_pointer& message, int sender, int receiver,
            std::vector<half_pointer> line::*side) {
-    auto& between = at(sender, receiver, message->tag.lane);
+    auto& between = at(sender, receiver, message->tag.kind);
     const bool sends = side == &line::sends;
     const std::scoped_lock lock(between.mutex);
     auto& others = sends ? between.receives : between.sends;
@@ -202,7 +202,7 @@ class fabric {
     } else {
       (between.*side).push_back(message);
     }
-    if (sends && message->tag.lane == channel::group)
+    if (sends && message->tag.kind == channel::group)
       fail_passed(between, message->tag.oldest, sender, receiver);
     // Asked after the message is in the line: `give_up` and `leave` either see it there or are seen
     // here.

@@ -61,7 +61,7 @@ class operation {
     constexpr unsigned polls_between_looks = 16;
     if (!all && ++polls_ % polls_between_looks != 0) return false;
     const auto stray =
-        tag_.lane == channel::group ? fabric_->find_stray(rank_, tag_.oldest) : std::nullopt;
+        tag_.kind == channel::group ? fabric_->find_stray(rank_, tag_.oldest) : std::nullopt;
     if (stray) {
       const auto failure = std::make_exception_ptr(
           mismatch_error(concat("rank ", stray->sender, " sent a message of operation ",

@@ -22,8 +22,8 @@ struct surrender {
 
   /// \return whether it is the operation `other` of rank `rank`.
   [[nodiscard]] bool concerns(const message_tag& other, int rank) const noexcept {
-    return tag.lane == other.lane && tag.number == other.number &&
-           (tag.lane == channel::group || peer == rank);
+    return tag.kind == other.kind && tag.number == other.number &&
+           (tag.kind == channel::group || peer == rank);
   }
 };
 

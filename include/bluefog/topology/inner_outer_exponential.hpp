@@ -13,7 +13,7 @@ namespace bluefog::topology {
 
 /// Who sends to whom in one round of `inner_outer_exponential`.
 struct inner_outer_exponential_rule {
-  machine_layout layout{};
+  equal_machines layout{};
   int outgoing = 0;        ///< the local rank that talks to other machines
   int outer_distance = 0;  ///< how many machines on it sends; 0 with a single machine
   int inner_distance = 1;  ///< how many local ranks on the others send, `outgoing` left out
@@ -55,7 +55,7 @@ class inner_outer_exponential {
   /// \param local_size  L, the number of ranks of each machine; at least 3.
   /// \throws usage_error otherwise.
   constexpr inner_outer_exponential(int size, int local_size)
-      : layout_(expect_layout(size, local_size, 3, "inner_outer_exponential")) {}
+      : layout_(expect_equal_machines(size, local_size, 3, "inner_outer_exponential")) {}
 
   [[nodiscard]] constexpr int size() const noexcept { return layout_.size; }
   [[nodiscard]] constexpr int local_size() const noexcept { return layout_.local_size; }
@@ -80,7 +80,7 @@ class inner_outer_exponential {
     return 1 << round_in_period(k, count);
   }
 
-  machine_layout layout_;
+  equal_machines layout_;
 };
 
 static_assert(schedule<inner_outer_exponential>);

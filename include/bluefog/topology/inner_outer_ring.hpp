@@ -12,7 +12,7 @@ namespace bluefog::topology {
 
 /// Who sends to whom in one round of `inner_outer_ring`.
 struct inner_outer_ring_rule {
-  machine_layout layout{};
+  equal_machines layout{};
   int outgoing = 0;  ///< the local rank that talks to other machines
 
   [[nodiscard]] constexpr int size() const noexcept { return layout.size; }
@@ -47,7 +47,7 @@ class inner_outer_ring {
   /// \param local_size  L, the number of ranks of each machine; at least 3.
   /// \throws usage_error otherwise.
   constexpr inner_outer_ring(int size, int local_size)
-      : layout_(expect_layout(size, local_size, 3, "inner_outer_ring")) {}
+      : layout_(expect_equal_machines(size, local_size, 3, "inner_outer_ring")) {}
 
   [[nodiscard]] constexpr int size() const noexcept { return layout_.size; }
   [[nodiscard]] constexpr int local_size() const noexcept { return layout_.local_size; }
@@ -63,7 +63,7 @@ class inner_outer_ring {
   bool operator==(const inner_outer_ring&) const = default;
 
  private:
-  machine_layout layout_;
+  equal_machines layout_;
 };
 
 static_assert(schedule<inner_outer_ring>);

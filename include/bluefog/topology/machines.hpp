@@ -9,7 +9,7 @@
 namespace bluefog::topology {
 
 /// Ranks laid out machine by machine, the same number on each.
-struct machine_layout {
+struct equal_machines {
   int size = 1;        ///< all ranks
   int local_size = 1;  ///< ranks of one machine
 
@@ -20,14 +20,15 @@ struct machine_layout {
     return machine * local_size + local;
   }
 
-  bool operator==(const machine_layout&) const = default;
+  bool operator==(const equal_machines&) const = default;
 };
 
 /// \param function       what to blame in the message, e.g. "inner_outer_ring".
 /// \param smallest_local the fewest ranks per machine.
 /// \throws usage_error if the machines are smaller, or `size` is no multiple of `local_size`.
-[[nodiscard]] constexpr machine_layout expect_layout(int size, int local_size, int smallest_local,
-                                                     std::string_view function) {
+[[nodiscard]] constexpr equal_machines expect_equal_machines(int size, int local_size,
+                                                             int smallest_local,
+                                                             std::string_view function) {
   expect_size(size, function);
   expects(local_size >= smallest_local, function, ": local_size must be at least ", smallest_local,
           ", got ", local_size);

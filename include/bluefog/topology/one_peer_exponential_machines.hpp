@@ -20,7 +20,8 @@ class one_peer_exponential_machines : public one_peer_exponential {
   /// \throws usage_error otherwise.
   constexpr one_peer_exponential_machines(int size, int local_size)
       : one_peer_exponential(
-            expect_layout(size, local_size, 1, "one_peer_exponential_machines").machines()) {}
+            expect_equal_machines(size, local_size, 1, "one_peer_exponential_machines")
+                .machines()) {}
 
   bool operator==(const one_peer_exponential_machines&) const = default;
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // With the real CUDA runtime, NVRTC and NCCL, on machines with and without a GPU.
+#include <array>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -11,6 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include <pthread.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <bluefog/collective.hpp>
@@ -223,6 +227,28 @@ TEST_CASE("what ranks tell each other beside NCCL ends with the board, without a
 TEST_CASE("rank 0 that does not come is a timeout_error", "[nccl][bootstrap]") {
   const environment impatient("BLUEFOG_TIMEOUT", "0.1");
   CHECK_THROWS_AS(nccl::meet_by_file("/tmp/bluefog_nobody_wrote_this", 1, 2), timeout_error);
+}
+
+TEST_CASE("a signal is not taken for the end of a connection", "[nccl][bootstrap]") {
+  std::array<int, 2> ends{};
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) == 0);
+  const nccl::unique_socket reading(ends[0]), writing(ends[1]);
+  nccl::set_patience(reading, 20s);
+  struct sigaction before {
+  }, ignoring{};
+  ignoring.sa_handler = [](int) {};
+  REQUIRE(sigaction(SIGUSR1, &ignoring, &before) == 0);
+  std::optional<std::string> received;
+  std::thread reader([&] { received = nccl::receive_all(reading, 8); });
+  for (int k = 0; k < 5; ++k) {
+    std::this_thread::sleep_for(20ms);
+    pthread_kill(reader.native_handle(), SIGUSR1);
+    CHECK(nccl::send_all(writing, "a"));
+  }
+  CHECK(nccl::send_all(writing, "bcd"));
+  reader.join();
+  sigaction(SIGUSR1, &before, nullptr);
+  CHECK(received == "aaaaabcd");
 }
 
 TEST_CASE("whoever speaks otherwise to the board is not answered, and holds up nobody",

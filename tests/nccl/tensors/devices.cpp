@@ -117,18 +117,19 @@ TEST_CASE("what is sent to a mirror comes back", "[nccl][tensor]") {
 
 TEST_CASE("a tensor on another device than the communicator's is refused, with both",
           "[nccl][tensor]") {
-  CHECK(run_nccl_ranks(
-            2,
-            [](nccl_communicator& comm) {
-              const at::Device other(at::kCUDA, static_cast<at::DeviceIndex>(5));
-              const auto x = at::ones({3}, at::TensorOptions().device(other));
-              const std::string own = "cuda:" + std::to_string(comm.transport().device());
-              const std::string text = require_throws<usage_error>([&] { allreduce(comm, x); });
-              require(
-                  text.starts_with("nccl_backend: a tensor is on cuda:5, and this communicator "
-                                   "works on " +
-                                   own));
-              require(allreduce(comm, x.to(device_of(comm))).cpu().equal(at::ones({3})));
-            },
-            {}) == "");
+  CHECK(run_nccl_ranks(2,
+                       [](nccl_communicator& comm) {
+                         const at::Device other(at::kCUDA, static_cast<at::DeviceIndex>(5));
+                         const auto x = at::ones({3}, at::TensorOptions().device(other));
+                         const std::string own =
+                             "cuda:" + std::to_string(comm.transport().device());
+                         const std::string text =
+                             require_throws<usage_error>([&] { return allreduce(comm, x); });
+                         require(text.starts_with(
+                             "nccl_backend: a tensor is on cuda:5, and this communicator "
+                             "works on " +
+                             own));
+                         require(allreduce(comm, x.to(device_of(comm))).cpu().equal(at::ones({3})));
+                       },
+                       {}) == "");
 }
