@@ -64,7 +64,7 @@ function(_bluefog_test_executable variable layer target main labels)
   endif()
   add_executable(test_${layer} ${sources})
   target_link_libraries(test_${layer} PRIVATE bluefog::${target} ${main} bluefog_warnings)
-  # What tests cost is their compilation; examples and benchmarks are optimized as users do it.
+  # What tests cost is their compilation; benchmarks are optimized as users do it.
   target_compile_options(test_${layer} PRIVATE $<$<CONFIG:Release>:-O1>)
   _bluefog_compile_together(test_${layer})
   if(main STREQUAL "bluefog_test_mpi_main")
