@@ -68,8 +68,9 @@ inline void expects_on(at::Device device, const torch::nn::Module& net, bool gra
 
 /// \return the parameters after the last step, on the CPU.
 [[nodiscard]] inline std::vector<at::Tensor> parameters_of(const torch::nn::Module& net,
-                                                           at::Device device) {
-  expects_on(device, net, true);
+                                                           at::Device device,
+                                                           bool gradients = true) {
+  expects_on(device, net, gradients);
   std::vector<at::Tensor> result;
   for (const at::Tensor& each : net.parameters()) result.push_back(each.detach().cpu());
   return result;
@@ -160,7 +161,7 @@ template <class Comm>
     optimizer.step();
   }
   if (optimizer.join() != (comm.size() - 1)) throw bluefog::error("another rank was the last");
-  return parameters_of(net, device);
+  return parameters_of(net, device, /*gradients=*/false);  // who joined has perhaps none
 }
 
 /// Ranks that train each for itself, until all go on from where the last one is.
