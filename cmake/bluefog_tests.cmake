@@ -97,7 +97,7 @@ endfunction()
 # belongs to a target that defines nothing but what libtorch needs: whoever defines more can use it, too.
 function(_bluefog_precompile target)
   if(NOT TARGET bluefog_test_torch)
-    _bluefog_add_precompiled(bluefog_test_torch <torch/torch.h> <support/catch.hpp>)
+    _bluefog_add_precompiled(bluefog_test_torch bluefog::torch <torch/torch.h> <support/catch.hpp>)
     target_link_libraries(bluefog_test_torch PRIVATE ${BLUEFOG_CATCH})
     target_include_directories(bluefog_test_torch PRIVATE "${PROJECT_SOURCE_DIR}/tests")
     target_compile_options(bluefog_test_torch PRIVATE $<$<CONFIG:Release>:-O1>)
@@ -106,11 +106,11 @@ function(_bluefog_precompile target)
   _bluefog_preprocess_precompiled(${target})
 endfunction()
 
-# Adds <target>, which has nothing but these headers of libtorch, or over it, precompiled.
-function(_bluefog_add_precompiled target)
+# Adds <target>, which has nothing but these headers, found by <library>, precompiled.
+function(_bluefog_add_precompiled target library)
   file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/generated/${target}.cpp" CONTENT "")
   add_library(${target} OBJECT "${CMAKE_CURRENT_BINARY_DIR}/generated/${target}.cpp")
-  target_link_libraries(${target} PRIVATE bluefog::torch bluefog_warnings)
+  target_link_libraries(${target} PRIVATE ${library} bluefog_warnings)
   target_precompile_headers(${target} PRIVATE ${ARGN})
   _bluefog_preprocess_precompiled(${target})
 endfunction()
