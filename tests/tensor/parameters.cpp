@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -186,6 +187,27 @@ RANKS_TEST("an optimizer keeps all options if the root's fit some of its groups 
     bluefog::broadcast_optimizer_state(comm, sgd, 0);
   for (const auto& group : sgd.param_groups())
     require_equal(static_cast<const torch::optim::SGDOptions&>(group.options()).lr(), own);
+}
+
+RANKS_TEST("where the root cannot write its optimizer's state nobody waits for it",
+           "[optim][state]") {
+  struct unwritable : torch::optim::SGD {
+    using SGD::SGD;
+    void save(torch::serialize::OutputArchive&) const override {
+      throw std::runtime_error("no room");
+    }
+  };
+  if (comm.size() == 1) return;
+  const int root = comm.size() - 1;
+  unwritable sgd(std::vector<at::Tensor>{torch::ones({3}, torch::requires_grad())},
+                 torch::optim::SGDOptions(0.5));
+  const auto broadcast = [&] { bluefog::broadcast_optimizer_state(comm, sgd, root); };
+  if (comm.rank() == root)
+    require_equal(require_throws_soon<std::runtime_error>(broadcast), "no room");
+  else
+    require_contains(require_throws_soon<bluefog::peer_error>(broadcast),
+                     bluefog::concat("rank ", root, " could not write"));
+  require(bluefog::allreduce(comm, torch::ones({1})).equal(torch::ones({1})));
 }
 
 RANKS_TEST("an optimizer that the root's state does not fit keeps its own", "[optim][state]") {

@@ -34,7 +34,7 @@ class timeout_error : public error {
   using error::error;
 };
 
-/// A rank that takes part has ended.
+/// A rank that takes part has ended, or cannot do its part.
 class peer_error : public error {
  public:
   using error::error;

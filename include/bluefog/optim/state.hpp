@@ -82,7 +82,8 @@ inline void load_state(torch::optim::Optimizer& optimizer, const std::vector<std
 /// \param root       whose state; the same on every rank.
 /// \throws usage_error if there is no such rank; nothing was sent.
 /// \throws mismatch_error on a rank whose optimizer the root's state does not fit, which keeps its
-///         options and state; timeout_error, transport_error, peer_error.
+///         options and state; peer_error if the root's cannot be written, where the root throws
+///         what kept it from that; timeout_error, transport_error.
 /// \note Costs a serialization on the root and two broadcasts: of the length and of the bytes.
 template <backend Backend>
 void broadcast_optimizer_state(communicator<Backend>& comm, torch::optim::Optimizer& optimizer,
@@ -92,9 +93,18 @@ void broadcast_optimizer_state(communicator<Backend>& comm, torch::optim::Optimi
   if (comm.size() == 1) return;
   const c10::AutoGradMode no_graph(false);
   const auto bytes = std::make_shared<std::vector<std::byte>>();
-  if (comm.rank() == root) *bytes = detail::bytes_of_state(optimizer);
+  std::exception_ptr failure;
+  if (comm.rank() == root) try {
+      *bytes = detail::bytes_of_state(optimizer);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  // Nothing, if the root has failed: the others wait for it.
   comm.run(detail::describe(comm, operation, options, " from rank ", root),
            [&](auto context) { return detail::broadcast_bytes_task(context, bytes, root); });
+  if (failure) std::rethrow_exception(failure);
+  expects<peer_error>(!bytes->empty(), operation, ": rank ", root,
+                      " could not write its optimizer's state");
   if (comm.rank() != root) detail::load_state(optimizer, *bytes);
 }
 

@@ -17,6 +17,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -358,6 +359,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty_strided", &bluefog_test::device_tensors::empty_strided);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);
   library.impl("view", &at::native::view);
+  library.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
   library.impl("copy_", &bluefog_test::device_tensors::copy);
   library.impl("record_stream", &bluefog_test::device_tensors::record_stream);
 }
