@@ -10,7 +10,6 @@
 // ranks, whose allreduce is an exchange of halves and sends no more: that is said beside MISSED.
 // With more ranks than cores only processor time is judged.
 
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>

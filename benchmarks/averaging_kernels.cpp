@@ -90,7 +90,6 @@ double time_of(const std::function<void()>& work, int count) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / count;
 }
 
-/// Foreign load: what /proc says.
 /// One comparison of the weighted sum with something else.
 struct comparison {
   std::string peer;

@@ -205,8 +205,8 @@ void measure_messages_and_memory(comm_type& comm, report& out, const Topology& t
   const auto sent = comm.statistics();
   train(optimizer, net);
   const auto messages = comm.statistics().messages_sent - sent.messages_sent;
-  // Buckets end where tensors end, so there may be one more than full ones; pieces where buckets
-  // do.
+  // Buckets end where tensors end, so there may be one more than full ones; and each of them, cut
+  // in pieces, has a shorter last one.
   const auto buckets = (net.bytes() + bucket_bytes - 1) / bucket_bytes + 1;
   const bool whole = links.destinations.size() <= 1;
   const auto most = whole ? buckets : net.bytes() / piece_bytes + buckets;

@@ -54,9 +54,9 @@ endfunction()
 file(GLOB _bluefog_own CONFIGURE_DEPENDS "${_bluefog_test_directory}/nccl/*.cpp")
 # The shared tests in one kind of build: elsewhere their compilation would cost more than they usually find,
 # the more as nccl/operations.cpp has every operation in all of them; -DBLUEFOG_TEST_NCCL_WHOLE=ON has them
-# there too. Left out are backend/check,
-# backend/concepts and backend/faults, which have no test of ranks over any transport; collective/chunking,
-# about MPI's counts; and neighbor/folding, which adds up on the host what arrives, as no backend of devices does.
+# there too. Left out are backend/check, backend/concepts and backend/faults, which have no test of ranks over
+# any transport; collective/chunking, about MPI's counts; and neighbor/folding, which adds up on the host what
+# arrives, as no backend of devices does.
 set(_bluefog_shared "")
 option(BLUEFOG_TEST_NCCL_WHOLE "All shared tests over the stand-in for NCCL, in builds with sanitizers or clang too" OFF)
 if(BLUEFOG_TEST_NCCL_WHOLE OR (BLUEFOG_SANITIZER STREQUAL "" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU"))

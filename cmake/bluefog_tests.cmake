@@ -93,7 +93,7 @@ function(_bluefog_compile_together target)
   endif()
 endfunction()
 
-# Lets the tests that use torch share one precompiled <torch/torch.h>, which costs more than they do. It
+# Lets the tests and examples that use torch share one precompiled <torch/torch.h>, which costs more than they do. It
 # belongs to a target that defines nothing but what libtorch needs: whoever defines more can use it, too.
 function(_bluefog_precompile target)
   if(NOT TARGET bluefog_test_torch)

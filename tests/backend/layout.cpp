@@ -31,7 +31,7 @@ TEST_CASE("machines are numbered by their lowest rank, ranks within them in rank
   CHECK(layout.local_size() == 2);
   CHECK(layout.members(0) == std::vector<int>{0, 2, 4});
   CHECK_FALSE(layout.is_homogeneous());
-  CHECK(layout.to_string() == "machine 0 has ranks 0, 2, 4; machine 1 has ranks 1, 3");
+  CHECK(concat(layout) == "machine 0 has ranks 0, 2, 4; machine 1 has ranks 1, 3");
   CHECK_THROWS_AS(layout.members(2), std::out_of_range);
 
   const machine_layout interleaved(std::vector{0, 1, 0, 1}, 2);  // equal parts do not suffice

@@ -76,13 +76,16 @@ inline void expects_on(at::Device device, const torch::nn::Module& net, bool gra
   return result;
 }
 
+[[nodiscard]] inline torch::optim::SGD sgd_over(const small_net& net) {
+  return torch::optim::SGD(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
+}
+
 /// Trains with what `wrap(sgd, net, comm)` makes. \return parameters and buffers, on the CPU.
 template <class Comm, class Wrap>
 [[nodiscard]] std::vector<at::Tensor> train(Comm& comm, at::Device device, const Wrap& wrap) {
   small_net net(comm.rank(), device);
   bluefog::broadcast_parameters(comm, net, 0);
-  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
-  auto optimizer = wrap(std::move(sgd), net, comm);
+  auto optimizer = wrap(sgd_over(net), net, comm);
   expects_on(device, net, false);
   for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
@@ -95,55 +98,59 @@ template <class Comm, class Wrap>
   return result;
 }
 
-/// The same with scaled losses under autocast, one of which overflows on one rank.
+/// Steps with scaled losses. \param loss_in  the loss of a step. \param clip  called before each
+/// step of the optimizer.
+template <class Optimizer, class Loss, class Clip>
+void take_scaled_steps(Optimizer& optimizer, bluefog::amp::grad_scaler& scaler, const Loss& loss_in,
+                       const Clip& clip) {
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    scaler.scale(loss_in(step)).backward();
+    clip();
+    scaler.step(optimizer);
+    scaler.update();
+  }
+}
+
+/// Trains with scaled losses under autocast, one of which overflows on one rank.
 template <class Comm>
 [[nodiscard]] std::vector<at::Tensor> train_scaled(Comm& comm, at::Device device) {
   using namespace bluefog;
   small_net net(comm.rank(), device);
   broadcast_parameters(comm, net, 0);
-  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
-  optim::gradient_allreduce optimizer(std::move(sgd), net, comm);
+  optim::gradient_allreduce optimizer(sgd_over(net), net, comm);
   expects_on(device, net, false);
   amp::grad_scaler scaler({.init_scale = 1024});
-  for (int step = 0; step < steps; ++step) {
-    optimizer.zero_grad();
-    at::Tensor loss;
-    {
-      const amp::autocast_guard guard(device.type(), at::kBFloat16);
-      loss =
-          loss_of(optimizer.forward(net, batch_of(comm.rank(), step, device)), comm.rank(), step);
-    }
-    if (step == 1 && comm.rank() == comm.size() - 1) loss = loss * 1e38 * 1e38;
-    scaler.scale(loss).backward();
-    scaler.step(optimizer);
-    scaler.update();
-  }
+  const auto loss_in = [&](int step) {
+    const amp::autocast_guard guard(device.type(), at::kBFloat16);
+    const at::Tensor loss =
+        loss_of(optimizer.forward(net, batch_of(comm.rank(), step, device)), comm.rank(), step);
+    return step == 1 && comm.rank() == comm.size() - 1 ? loss * 1e38 * 1e38 : loss;
+  };
+  take_scaled_steps(optimizer, scaler, loss_in, [] {});
   auto result = parameters_of(net, device);
   result.push_back(at::full({}, scaler.get_scale(), at::kFloat));
   return result;
 }
 
-/// The same with a model in 16 bits in front of parameters in 32, and clipping.
+/// Trains a model in 16 bits behind parameters in 32, with scaled losses and clipping.
 template <class Comm>
 [[nodiscard]] std::vector<at::Tensor> train_narrow(Comm& comm, at::Device device) {
   using namespace bluefog;
   small_net net(comm.rank(), device);
   broadcast_parameters(comm, net, 0);
-  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
+  auto sgd = sgd_over(net);
   auto mixed = amp::initialize(net, sgd, amp::opt_level::O2, {.type = at::kBFloat16});
   optim::gradient_allreduce optimizer(std::move(sgd), mixed, comm);
   amp::grad_scaler scaler({.init_scale = 256});
-  for (int step = 0; step < steps; ++step) {
-    optimizer.zero_grad();
-    scaler
-        .scale(loss_of(optimizer.forward(mixed, batch_of(comm.rank(), step, device)), comm.rank(),
-                       step))
-        .backward();
+  const auto loss_in = [&](int step) {
+    return loss_of(optimizer.forward(mixed, batch_of(comm.rank(), step, device)), comm.rank(),
+                   step);
+  };
+  take_scaled_steps(optimizer, scaler, loss_in, [&] {
     scaler.unscale_(optimizer);
     amp::clip_grad_norm_(optimizer, scaler, 0.5);
-    scaler.step(optimizer);
-    scaler.update();
-  }
+  });
   return parameters_of(mixed, device);
 }
 
@@ -152,9 +159,7 @@ template <class Comm>
 [[nodiscard]] std::vector<at::Tensor> train_uneven(Comm& comm, at::Device device) {
   small_net net(comm.rank(), device);
   bluefog::broadcast_parameters(comm, net, 0);
-  bluefog::optim::gradient_allreduce optimizer(
-      torch::optim::SGD(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5)), net, comm,
-      {.bucket_bytes = 128});
+  bluefog::optim::gradient_allreduce optimizer(sgd_over(net), net, comm, {.bucket_bytes = 128});
   for (int step = comm.rank() == 0 ? 1 : 0; step < steps; ++step) {
     optimizer.zero_grad();
     loss_of(net.forward(batch_of(comm.rank(), step, device)), comm.rank(), step).backward();
@@ -168,7 +173,7 @@ template <class Comm>
 template <class Comm>
 [[nodiscard]] std::vector<at::Tensor> train_resumed(Comm& comm, at::Device device) {
   small_net net(comm.rank(), device);
-  torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
+  auto optimizer = sgd_over(net);
   for (int step = 0; step < steps; ++step) {
     if (step == steps / 2) {
       bluefog::broadcast_parameters(comm, net, comm.size() - 1);
@@ -192,7 +197,7 @@ template <class Comm>
   small_net net(comm.rank(), device);
   bluefog::nn::distributed_data_parallel parallel(net, comm, {.bucket_bytes = 128});
   expects_on(device, net, false);
-  torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
+  auto optimizer = sgd_over(net);
   const auto backward = [&](int step) {
     loss_of(parallel.forward(batch_of(comm.rank(), step, device)), comm.rank(), step).backward();
   };

@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <ostream>
 #include <span>
-#include <string>
 #include <vector>
-
-#include <bluefog/core/error.hpp>
 
 namespace bluefog {
 
@@ -59,17 +57,15 @@ class machine_layout {
     return true;
   }
 
-  /// \return the sizes and members as text, e.g. "machine 0 has ranks 0, 1, 2; machine 1 has rank
-  /// 3".
-  [[nodiscard]] std::string to_string() const {
-    std::string text;
-    for (int machine = 0; machine < machine_size(); ++machine) {
-      text += concat(machine == 0 ? "" : "; ", "machine ", machine, " has ",
-                     members(machine).size() == 1 ? "rank" : "ranks");
-      for (const int member : members(machine))
-        text += concat(member == members(machine).front() ? " " : ", ", member);
+  /// Writes sizes and members, e.g. "machine 0 has ranks 0, 1, 2; machine 1 has rank 3".
+  friend std::ostream& operator<<(std::ostream& out, const machine_layout& layout) {
+    for (int machine = 0; machine < layout.machine_size(); ++machine) {
+      const auto& members = layout.members(machine);
+      out << (machine == 0 ? "" : "; ") << "machine " << machine << " has "
+          << (members.size() == 1 ? "rank" : "ranks");
+      for (const int member : members) out << (member == members.front() ? " " : ", ") << member;
     }
-    return text;
+    return out;
   }
 
  private:

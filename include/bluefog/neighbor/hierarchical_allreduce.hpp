@@ -42,10 +42,8 @@ template <backend Backend>
   constexpr auto operation = "hierarchical_neighbor_allreduce";
   expects_same_shape(operation, in, out);
   expects(is_floating(in.type), operation, ": weights need a floating type, got ", in.type);
-  if (!comm.is_homogeneous())
-    throw usage_error(concat(operation,
-                             ": every machine needs the same number of consecutive ranks, but ",
-                             comm.layout().to_string()));
+  expects(comm.is_homogeneous(), operation,
+          ": every machine needs the same number of consecutive ranks, but ", comm.layout());
   validate(operation, links, comm.machine_rank(), comm.machine_size());
   links = links_between_machines(comm, std::move(links));
   auto call = describe(comm, operation, options, " ", in.type, " [", in.count, "]");

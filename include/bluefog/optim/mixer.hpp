@@ -17,6 +17,7 @@
 #include <bluefog/collective/allreduce.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
+#include <bluefog/core/dtype.hpp>
 #include <bluefog/core/reduce_op.hpp>
 #include <bluefog/core/unwinding.hpp>
 #include <bluefog/neighbor/allreduce.hpp>
@@ -31,6 +32,7 @@
 #include <bluefog/tensor/arguments.hpp>
 #include <bluefog/tensor/carry.hpp>
 #include <bluefog/tensor/device.hpp>
+#include <bluefog/tensor/dtype.hpp>
 #include <bluefog/tensor/parcel.hpp>
 #include <bluefog/topology/neighborhood.hpp>
 
@@ -121,8 +123,12 @@ class mixer {
   /// Sends the elements of `values`, which is contiguous.
   void send(const at::Tensor& values) {
     if (now_.type == communication_type::none) return;
-    flight& made = flights_.emplace_back(flight{{}, now_.links, true});
-    const std::int64_t step = piece_length(values);
+    const auto type = dtype_from(values.scalar_type()).value();
+    const bool combined = now_.type != communication_type::neighbor_allreduce ||
+                          bluefog::detail::folds<Backend>(*now_.links, type);
+    flight& made = flights_.emplace_back(flight{{}, now_.links, combined});
+    const std::int64_t step = sends_pieces(type) ? piece_bytes / values.element_size()
+                                                 : std::max<std::int64_t>(1, values.numel());
     for (std::int64_t begin = 0; begin < values.numel(); begin += step)
       send_piece(made, values.narrow(0, begin, std::min(step, values.numel() - begin)));
   }
@@ -164,13 +170,9 @@ class mixer {
   // term comes, and nobody needs more memory than for the sums and two pieces. The pieces are the
   // same on all ranks, also on those that have one source.
   static constexpr std::int64_t piece_bytes = 1 << 20;
-  [[nodiscard]] std::int64_t piece_length(const at::Tensor& values) const {
-    const bool in_pieces = now_.type == communication_type::neighbor_allreduce &&
-                           schedule_.several_sources() &&
-                           bluefog::detail::foldable<Backend>(
-                               bluefog::detail::outlines(bluefog::detail::only(values))[0].type);
-    return in_pieces ? piece_bytes / values.element_size()
-                     : std::max<std::int64_t>(1, values.numel());
+  [[nodiscard]] bool sends_pieces(dtype type) const noexcept {
+    return now_.type == communication_type::neighbor_allreduce && schedule_.several_sources() &&
+           bluefog::detail::foldable<Backend>(type);
   }
 
   void send_piece(flight& whole, const at::Tensor& values) {
@@ -178,13 +180,11 @@ class mixer {
     const const_buffer outline = bluefog::detail::outlines(bluefog::detail::only(values)).front();
     const call_options anonymous;
     if (now_.type == communication_type::neighbor_allreduce) {
-      const bool folds = bluefog::detail::folds<Backend>(*now_.links, outline.type);
-      whole.combined = folds;
       start(
           bluefog::detail::check_mix(comm(), optimizer_, outline, outline, *now_.links, anonymous),
           whole, values, arrived, [&](auto context, const auto& own) {
             if constexpr (!device_backend<Backend>)
-              if (folds)
+              if (whole.combined)
                 return bluefog::detail::fold_task(context, own.in(), *now_.links, arrived,
                                                   bluefog::detail::turn(landing_));
             return bluefog::detail::fetch_task(context, own.input(), own.layout(), *now_.links,

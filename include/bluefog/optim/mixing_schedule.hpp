@@ -82,8 +82,8 @@ class mixing_schedule {
     expect_fitting(next);
     type_ = next;
   }
-  /// \return whether ranks may have several sources in one communication after the other: then all
-  /// send in pieces, whatever takes the topology's place on some of them.
+  /// \return whether the topology gives somebody several sources: then all ranks send in pieces,
+  /// whatever takes its place on some of them.
   [[nodiscard]] bool several_sources() const noexcept { return several_sources_; }
   /// Takes the place of the topology in the next communication.
   void next(neighborhood links) {
@@ -158,8 +158,7 @@ class mixing_schedule {
       expects(topology_.size() == comm().size(), optimizer_, ": the topology has ",
               topology_.size(), " ranks, the communicator has ", comm().size());
     if (type == communication_type::hierarchical_neighbor_allreduce) {
-      if (!comm().is_homogeneous())
-        throw usage_error(concat(optimizer_, ": machines differ: ", comm().layout().to_string()));
+      expects(comm().is_homogeneous(), optimizer_, ": machines differ: ", comm().layout());
       expects(topology_.size() == comm().machine_size(), optimizer_, ": the topology has ",
               topology_.size(), " machines, the communicator has ", comm().machine_size());
     }

@@ -154,12 +154,6 @@ void one_rank_is_killed() {
   work(comm);
 }
 
-void one_rank_is_late() {
-  comm_type comm;
-  if (comm.rank() == 1) std::this_thread::sleep_for(seconds(20));
-  work(comm);
-}
-
 void odd_ranks_are_late() {
   comm_type comm;
   if (comm.rank() % 2 == 1) std::this_thread::sleep_for(seconds(20));
@@ -240,8 +234,7 @@ int main(int argc, char** argv) {
       {"user-initializes", the_program_keeps_its_mpi},
       {"user-finalizes", the_program_finalizes},
       {"killed", one_rank_is_killed},
-      {"late", one_rank_is_late},
-      {"odd-late", odd_ranks_are_late},
+      {"late", odd_ranks_are_late},
       {"late-caught", late_and_caught},
       {"exit", exit_with_a_request_in_flight},
       {"terminate", terminate},

@@ -65,7 +65,7 @@ JOBS = [
     Job("killed", True, within=8),
     Job("late", True, [r"rank 0: allreduce.*timed out.*rank 1"], within=4, environment=PATIENCE,
         soon=(r"stall on rank 0: allreduce", 2)),
-    Job("odd-late", True, [r"rank [02]: allreduce.*timed out.*; not heard from ranks 1, 3"], within=4,
+    Job("late", True, [r"rank [02]: allreduce.*timed out.*; not heard from ranks 1, 3"], within=4,
         environment=PATIENCE, ranks=4),
     Job("late-caught", True, [r"caught: allreduce.*timed out.*rank 1"], within=6, environment=PATIENCE),
     Job("exit", True, [r"rank 0: the program ends with transfers"], within=3),

@@ -234,8 +234,8 @@ TEST_CASE("a signal is not taken for the end of a connection", "[nccl][bootstrap
   REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) == 0);
   const nccl::unique_socket reading(ends[0]), writing(ends[1]);
   nccl::set_patience(reading, 20s);
-  struct sigaction before {
-  }, ignoring{};
+  using action = struct sigaction;
+  action before{}, ignoring{};
   ignoring.sa_handler = [](int) {};
   REQUIRE(sigaction(SIGUSR1, &ignoring, &before) == 0);
   std::optional<std::string> received;
