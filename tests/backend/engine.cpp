@@ -441,6 +441,7 @@ TEST_CASE("without a communication thread every wait serves all communicators",
 
 TEST_CASE("where one thread alone is served another one's wait is refused and loses nothing",
           "[backend][engine][thread]") {
+  const bluefog_test::log_capture log;
   std::latch refused(1);  // until then rank 1 keeps rank 0's request from ending
   const auto failures = bluefog_test::run_wrapped(
       2, [](thread_backend inner) { return foreground_backend(std::move(inner)); },
@@ -464,14 +465,27 @@ TEST_CASE("where one thread alone is served another one's wait is refused and lo
         pending->wait();
         require_equal(x.back(), 1);
 
+        const auto told = [&] { return !log.lines_with("waited for on a thread").empty(); };
+        if (comm.rank() == 1) static_cast<void>(comes_true(told));
         pending.emplace(allreduce_nonblocking(comm, y, y, reduce_op::sum));
-        std::thread dropping([&] { pending.reset(); });  // waits, as every request does
-        allreduce(comm, x, x, reduce_op::max);
+        std::atomic<bool> dropped = false;
+        std::thread dropping([&] {
+          pending.reset();  // waits, as every request does
+          dropped = true;
+        });
+        if (comm.rank() == 0) static_cast<void>(comes_true(told));
+        for (std::vector<int> all(1); all.front() == 0;) {  // what happens, happens in here
+          all.front() = dropped ? 1 : 0;
+          allreduce(comm, all, all, reduce_op::min);
+        }
         dropping.join();
         require_equal(y.back(), 2);
       },
-      {.timeout = 20s});
+      {.timeout = 20s, .stall_warning = 50ms});
   CHECK(bluefog_test::first_text(failures) == "");
+  const auto told = log.lines_with("waited for on a thread");
+  REQUIRE(!told.empty());
+  CHECK(told.front().find("stall: allreduce (operation 2) is waited for") == 0);
 }
 
 TEST_CASE("a time-out names all missing ranks, for every operation", "[backend][engine][thread]") {

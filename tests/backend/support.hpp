@@ -5,6 +5,7 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <concepts>
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
@@ -135,12 +136,15 @@ std::vector<std::exception_ptr> run_wrapped(
   return {};
 }
 
-/// \return whether `flag` is set within ten seconds; neither waits for a request nor asks one.
-[[nodiscard]] inline bool comes_true(const std::atomic<bool>& flag) {
+/// \return whether it holds within ten seconds; neither waits for a request nor asks one.
+[[nodiscard]] bool comes_true(const std::predicate auto& holds) {
   const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (!flag && std::chrono::steady_clock::now() < latest)
+  while (!holds() && std::chrono::steady_clock::now() < latest)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return flag;
+  return holds();
+}
+[[nodiscard]] inline bool comes_true(const std::atomic<bool>& flag) {
+  return comes_true([&] { return flag.load(); });
 }
 
 /// Exchanges `count` values with everybody in each of several steps, and notes which thread takes

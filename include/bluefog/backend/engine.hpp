@@ -22,6 +22,7 @@
 #include <bluefog/backend/job.hpp>
 #include <bluefog/backend/lane.hpp>
 #include <bluefog/backend/leftovers.hpp>
+#include <bluefog/backend/stall.hpp>
 #include <bluefog/backend/supervisor.hpp>
 #include <bluefog/core/error.hpp>
 
@@ -81,7 +82,7 @@ class engine {
       const std::scoped_lock lock(mutex_);
       if (background_ && !thread_.joinable()) thread_ = std::thread([this] { serve(); });
       submitted_.reserve(submitted_.size() + 1);
-      enter(*it);
+      it->home_->enter(it->label_.tag);
       submitted_.push_back(it);
       outstanding_.fetch_add(1);
     }
@@ -107,8 +108,12 @@ class engine {
     if (it.over()) return true;
     waiters_.fetch_add(1);
     detail::backoff pause(detail::waiting::foreground);
+    unserved_wait unserved;
     while (!it.over() && !(pause.slow() && in_vain())) {
-      if (drives()) try_pass(pause.slow());
+      if (drives())
+        try_pass(pause.slow());
+      else
+        unserved.go_on(it);
       if (!it.over()) pause.pause();
     }
     if (waiters_.fetch_sub(1) == 1 && outstanding_.load() > 0) {
@@ -142,14 +147,8 @@ class engine {
   [[nodiscard]] bool enter_alone(job& it) {
     const std::scoped_lock lock(mutex_);
     if (it.home_->outstanding_ > 0 || (!background_ && outstanding_.load() > 0)) return false;
-    enter(it);
+    it.home_->enter(it.label_.tag);
     return true;
-  }
-
-  // Under mutex_.
-  static void enter(job& it) {
-    if (it.label_.tag.kind == channel::group) it.home_->numbers_.push_back(it.label_.tag.number);
-    ++it.home_->outstanding_;
   }
 
   // Ends a job whose work is over, or that has failed and whose work has been retired. Its
@@ -159,10 +158,8 @@ class engine {
     it.work_ = {};
     {
       const std::scoped_lock lock(mutex_);
-      lane& home = *it.home_;
-      if (!it.failure_) home.progress_ = job::clock::now();
-      if (it.label_.tag.kind == channel::group) std::erase(home.numbers_, it.label_.tag.number);
-      --home.outstanding_;
+      if (!it.failure_) it.home_->progress_ = job::clock::now();
+      it.home_->leave(it.label_.tag);
     }
     it.over_.store(true, std::memory_order_release);
   }

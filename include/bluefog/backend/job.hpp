@@ -27,6 +27,7 @@ class job {
         work_(std::move(work)),
         label_(std::move(label)),
         home_(&home),
+        stall_warning_(home.limits().stall_warning),
         issued_(clock::now()) {}
 
   /// \return whether the outcome is known; safe from any thread.
@@ -38,6 +39,9 @@ class job {
   /// Lets another operation have this one's name.
   void release_name() noexcept { name_.end(); }
   [[nodiscard]] const operation_label& label() const noexcept { return label_; }
+
+  /// \return after how long a wait is worth a warning; safe from any thread.
+  [[nodiscard]] std::chrono::milliseconds stall_warning() const noexcept { return stall_warning_; }
 
   /// \return the communicator that the operation belongs to, while the job is not over.
   [[nodiscard]] lane& home() const noexcept { return *home_; }
@@ -76,6 +80,7 @@ class job {
   task work_;
   operation_label label_;
   lane* home_;  // outlives the job's work: a communicator waits for its jobs
+  std::chrono::milliseconds stall_warning_;
   clock::time_point issued_;
   clock::time_point begin_{};
   bool begun_ = false;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include <bluefog/backend/message.hpp>
 #include <bluefog/backend/names.hpp>
 
 namespace bluefog {
@@ -42,6 +43,16 @@ class lane {
  private:
   friend class engine;
   friend class job;
+
+  // An operation begins to be outstanding, and ends that. Under the engine's mutex.
+  void enter(const message_tag& tag) {
+    if (tag.kind == channel::group) numbers_.push_back(tag.number);
+    ++outstanding_;
+  }
+  void leave(const message_tag& tag) {
+    if (tag.kind == channel::group) std::erase(numbers_, tag.number);
+    --outstanding_;
+  }
 
   patience limits_;
   bool pairs_in_order_;

@@ -71,4 +71,25 @@ class stall_reporter {
   std::chrono::milliseconds period_{};
 };
 
+/// Says once of a wait on a thread that may not make progress that nobody else has made any: it has
+/// no other end, since the operation may still write where the caller's memory is.
+class unserved_wait {
+ public:
+  void go_on(const job& it) {
+    if (told_) return;
+    const auto now = job::clock::now();
+    if (began_ == job::clock::time_point{}) began_ = now;
+    if (now - began_ < it.stall_warning()) return;
+    told_ = true;
+    logger::write(log_level::warning,
+                  concat("stall: ", to_string(it.label()), " is waited for on a thread that the ",
+                         "transport does not serve, until the one that made the communicator ",
+                         "waits for something, too"));
+  }
+
+ private:
+  job::clock::time_point began_{};
+  bool told_ = false;
+};
+
 }  // namespace bluefog
