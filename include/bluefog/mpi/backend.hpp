@@ -18,6 +18,7 @@
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/unwinding.hpp>
 #include <bluefog/mpi/check.hpp>
+#include <bluefog/mpi/duplicate.hpp>
 #include <bluefog/mpi/exchange.hpp>
 #include <bluefog/mpi/handle.hpp>
 #include <bluefog/mpi/library.hpp>
@@ -43,14 +44,15 @@ class mpi_backend {
   static constexpr memory_space space = memory_space::host;
 
   /// All ranks that the launcher started. Collective.
-  /// \throws usage_error if a launcher started several and MPI sees one.
+  /// \throws usage_error if a launcher started several and MPI sees one; timeout_error as below.
   mpi_backend() : mpi_backend(whole_job()) {}
 
   /// The ranks of `group`, which stays the caller's. Collective over `group`.
   /// \param longest_message  bytes after which a message travels in pieces, at most 2^31 - 1.
-  /// \throws usage_error if `group` is null or an inter-communicator.
+  /// \throws usage_error if `group` is null or an inter-communicator, or as above; timeout_error if
+  ///         some rank does not come in time (`BLUEFOG_TIMEOUT`).
   explicit mpi_backend(MPI_Comm group, std::int64_t longest_message = std::int64_t{1} << 30)
-      : mpi_backend(duplicate(group), longest_message) {}
+      : mpi_backend(copy_of(group), longest_message) {}
 
   mpi_backend(mpi_backend&&) noexcept = default;
   mpi_backend& operator=(mpi_backend&&) noexcept = default;
@@ -125,12 +127,12 @@ class mpi_backend {
     expects(limit_ >= 1 && limit_ <= most, "mpi_backend: longest_message must be in [1, ", most,
             "], got ", limit_);
     mpi::library::clear_marks();
+    mailbox_ = std::make_unique<mpi::mailbox>(mpi::duplicate(group_.get()));
     const auto lock = mpi::library::serialize();
     mpi::check(MPI_Comm_set_errhandler(group_.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     mpi::check(MPI_Comm_rank(group_.get(), &rank_), "MPI_Comm_rank");
     mpi::check(MPI_Comm_size(group_.get(), &size_), "MPI_Comm_size");
     strays_ = std::make_shared<mpi::strays>(group_.get(), tags_);
-    mailbox_ = std::make_unique<mpi::mailbox>(mpi::unique_communicator(duplicate(group_.get())));
     machine_ = lowest_rank_sharing_memory();
   }
 
@@ -160,16 +162,16 @@ class mpi_backend {
     return started;
   }
 
-  [[nodiscard]] static mpi::unique_communicator duplicate(MPI_Comm group) {
-    mpi::library::instance();
+  [[nodiscard]] static mpi::unique_communicator copy_of(MPI_Comm group) {
+    static_cast<void>(whole_job());
     expects(group != MPI_COMM_NULL, "mpi_backend: the communicator is MPI_COMM_NULL");
-    const auto lock = mpi::library::serialize();
-    int between_groups = 0;
-    mpi::check(MPI_Comm_test_inter(group, &between_groups), "MPI_Comm_test_inter");
-    expects(between_groups == 0, "mpi_backend: the communicator is an inter-communicator");
-    MPI_Comm copy = MPI_COMM_NULL;
-    mpi::check(MPI_Comm_dup(group, &copy), "MPI_Comm_dup");
-    return mpi::unique_communicator(copy);
+    {
+      const auto lock = mpi::library::serialize();
+      int between_groups = 0;
+      mpi::check(MPI_Comm_test_inter(group, &between_groups), "MPI_Comm_test_inter");
+      expects(between_groups == 0, "mpi_backend: the communicator is an inter-communicator");
+    }
+    return mpi::duplicate(group);
   }
 
   [[nodiscard]] static mpi::tag_space all_tags() {

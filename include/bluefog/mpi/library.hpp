@@ -30,8 +30,9 @@ namespace bluefog::mpi {
 ///
 /// Initialises MPI if nobody did, and then finalises it once, at process exit, never earlier: so
 /// communicators may be made again and again, and a user who initialised MPI keeps it. Where an
-/// exception, or a transfer that never ended, would make `MPI_Finalize` wait for ever, the job is
-/// aborted instead, with a line that names the rank. See `threads` for who may call MPI.
+/// exception, or a transfer that never ended, would make `MPI_Finalize` wait for ever, whoever
+/// calls it, the job is aborted instead, with a line that names the rank. See `threads` for who may
+/// call MPI.
 class library {
  public:
   /// \throws usage_error if MPI has been finalised, or the thread level does not allow this thread.
@@ -99,6 +100,7 @@ class library {
     if (initialized == 0) initialize();
     threads::learn_level();
     request_errors::install();
+    watch_finalize();
     check(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank_), "MPI_Comm_rank");
     previous_terminate_ = std::set_terminate(abort_on_terminate);
   }
@@ -145,12 +147,30 @@ class library {
     std::abort();
   }
 
-  static void finalize_at_exit() {
-    if (aborting_ || !is_running()) return;
+  // The first thing that MPI_Finalize does, whoever calls it, is to drop what MPI_COMM_SELF has.
+  static void watch_finalize() {
+    int key = MPI_KEYVAL_INVALID;
+    check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, abort_in_finalize, &key, nullptr),
+          "MPI_Comm_create_keyval");
+    check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
+    check(MPI_Comm_free_keyval(&key), "MPI_Comm_free_keyval");
+  }
+  static int abort_in_finalize(MPI_Comm, int, void*, void*) {
+    abort_if_in_vain();
+    return MPI_SUCCESS;
+  }
+
+  // Where MPI_Finalize would wait for ever.
+  static void abort_if_in_vain() {
     if (unwound_) abort_job("an exception ended the communicator; ending the job");
     if (given_up_) abort_job("the program ends after an operation was given up; ending the job");
     if (in_flight_ > 0 || bluefog::detail::transfers_left_behind)
       abort_job("the program ends with transfers that never ended; ending the job");
+  }
+
+  static void finalize_at_exit() {
+    if (aborting_ || !is_running()) return;
+    abort_if_in_vain();
     if (aborting_) return;
     static_cast<void>(MPI_Finalize());  // at exit nobody is left to be told of a failure
   }

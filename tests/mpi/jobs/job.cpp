@@ -135,6 +135,35 @@ void the_program_keeps_its_mpi() {
   MPI_Finalize();
 }
 
+/// Only one rank of the job, as each process of a wrong launcher has it.
+void the_program_gives_its_world() {
+  MPI_Init(nullptr, nullptr);
+  comm_type comm(MPI_COMM_WORLD);
+  work(comm);
+  say(comm, "is done");
+}
+
+/// The exception is caught, and the program goes to its own MPI_Finalize, where rank 0 never comes.
+void one_rank_throws_before_the_programs_finalize() {
+  MPI_Init(nullptr, nullptr);
+  try {
+    comm_type comm(MPI_COMM_WORLD);
+    work(comm);
+    if (comm.rank() == 1) throw std::runtime_error("the data are gone");
+    work(comm);
+  } catch (const std::exception& problem) {
+    std::printf("caught: %s\n", problem.what());
+  }
+  MPI_Finalize();
+}
+
+void one_rank_makes_no_communicator() {
+  comm_type comm;
+  work(comm);
+  if (comm.rank() == 1) std::this_thread::sleep_for(seconds(20));
+  comm_type another;
+}
+
 void the_program_finalizes() {
   global.emplace();
   work(*global);
@@ -232,7 +261,10 @@ int main(int argc, char** argv) {
       {"global", a_global_outlives_mpi},
       {"again", again_and_again},
       {"user-initializes", the_program_keeps_its_mpi},
+      {"user-world", the_program_gives_its_world},
+      {"user-throws", one_rank_throws_before_the_programs_finalize},
       {"user-finalizes", the_program_finalizes},
+      {"alone-at-construction", one_rank_makes_no_communicator},
       {"killed", one_rank_is_killed},
       {"late", odd_ranks_are_late},
       {"late-caught", late_and_caught},

@@ -48,6 +48,7 @@ JOBS = [
     # An exception on one rank ends the job soon, with that rank's message.
     Job("throw", True, [r"error\] rank 1: the data are gone"], within=2),
     Job("catch-outside", True, [r"caught: the data are gone", r"error\] rank 1: an exception ended"], within=2),
+    Job("user-throws", True, [r"caught: the data are gone", r"error\] rank 1: an exception ended"], within=2),
     Job("terminate", True, [r"error\] rank 1: std::terminate"], within=2),
     # One that is dealt with ends nothing.
     Job("catch-inside", False, ["rank 1 goes on", "rank 0 is done", "rank 1 is done"], NOISE),
@@ -69,6 +70,8 @@ JOBS = [
         environment=PATIENCE, ranks=4),
     Job("late-caught", True, [r"caught: allreduce.*timed out.*rank 1"], within=6, environment=PATIENCE),
     Job("exit", True, [r"rank 0: the program ends with transfers"], within=3),
+    Job("alone-at-construction", True, [r"rank 0: mpi_backend: timed out after .* do not make this communicator"],
+        within=4, environment=PATIENCE, soon=(r"stall: mpi_backend has waited", 2)),
     # Ranks share the machine that they are on, and what counts as one may be set.
     Job("machines", False, ["rank 0 is 0 of 2 on machine 0 of 1; 2 in local, 1 in leaders",
                             "rank 1 is 1 of 2 on machine 0 of 1; 2 in local, 0 in leaders"], NOISE),
@@ -91,6 +94,8 @@ JOBS = [
     Job("plain", True, [r"MPICH's mpiexec .* started 2 ranks \(PMI_SIZE=2\) but MPI sees one"],
         flavour="Open MPI", launcher=["mpiexec.hydra", "-n", "2"]),
     Job("plain", True, [r"Open MPI's mpirun started 2 ranks \(OMPI_COMM_WORLD_SIZE=2\) but MPI sees one"],
+        alone=True, environment={"OMPI_COMM_WORLD_SIZE": "2"}),
+    Job("user-world", True, [r"Open MPI's mpirun started 2 ranks \(OMPI_COMM_WORLD_SIZE=2\) but MPI sees one"],
         alone=True, environment={"OMPI_COMM_WORLD_SIZE": "2"}),
     Job("plain", True, [r"MPICH's mpiexec .* started 4 ranks \(PMI_SIZE=4\) but MPI sees one"], alone=True,
         environment={"PMI_SIZE": "4"}),
