@@ -200,6 +200,7 @@ RANKS_TEST("an allreduce within machines combines each machine's own ranks",
     for (const double each : x) require_near(each, members * first + (members - 1), 1e-12);
     const auto bytes = static_cast<std::int64_t>(count * sizeof(double));
     require_equal(traffic.bytes_sent, 2 * (members - 1) * bytes / members);
+    require_equal(traffic.messages_sent, std::int64_t{members > 1});
   }
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -55,6 +56,12 @@ struct unreadable {
   [[nodiscard]] static unreadable from_bytes(std::span<const std::byte>) {
     throw usage_error("unreadable: no");
   }
+};
+
+/// A type that has no bytes today.
+struct unwritable {
+  [[nodiscard]] std::vector<std::byte> to_bytes() const { throw std::runtime_error("no bytes"); }
+  [[nodiscard]] static unwritable from_bytes(std::span<const std::byte>) { return {}; }
 };
 
 template <class Comm, class T>
@@ -109,6 +116,20 @@ RANKS_TEST("bytes that cannot be read back are an error where they are read, and
   std::vector<int> ones(3, 1);
   allreduce(comm, ones, ones, reduce_op::sum);
   require_equal(ones.front(), comm.size());
+}
+
+RANKS_TEST("a root that cannot write its object tells the others, and the next one is right",
+           "[collective][broadcast_object]") {
+  const int root = comm.size() - 1;
+  const auto attempt = [&] { static_cast<void>(broadcast_object(comm, unwritable{}, root)); };
+  const auto told = concat("broadcast_object: rank ", root, " could not write its object");
+  for (int i = 0; i < 2; ++i) {
+    if (comm.rank() == root)
+      require_contains(require_throws<std::runtime_error>(attempt), "no bytes");
+    else
+      require_contains(require_throws_soon<peer_error>(attempt), told);
+    require_equal(broadcast_object(comm, comm.rank() == root ? 7 : 0, root), 7);
+  }
 }
 
 RANKS_TEST("broadcast_object refuses a root that does not exist",

@@ -85,6 +85,42 @@ RANKS_TEST("check mode names the pair whose sends and receives do not fit, on ev
   require(x == untouched, "a refused operation has changed its input");
 }
 
+RANKS_TEST("check mode tells graphs of the same edges and other weights apart, on every rank",
+           "[neighbor][refusal][check]") {
+  const int n = comm.size();
+  if (n < 2) return;
+  auto checked = with_options(comm, {.check = true, .ranks_per_machine = 1});
+  std::vector<float> x(10, 1.0F);
+  const auto untouched = x;
+  const auto matrix = [&](double own) {  // a ring in one direction
+    std::vector<std::vector<double>> weights(static_cast<std::size_t>(n),
+                                             std::vector<double>(static_cast<std::size_t>(n)));
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      weights[i][i] = own;
+      weights[i][(i + 1) % weights.size()] = 1 - own;
+    }
+    return topology::adjacency(weights);
+  };
+  const auto graph = matrix(comm.rank() == n - 1 ? 0.75 : 0.5);
+  const std::string text =
+      concat("the graph of rank ", n - 1, " has other weights than that of rank 0");
+  disagree(checked, "neighbor_allreduce", text, [&] { neighbor_allreduce(checked, x, x, graph); });
+  std::vector<std::vector<float>> arrays(2, x);
+  disagree(checked, "neighbor_allreduce", text,
+           [&] { neighbor_allreduce(checked, arrays, arrays, graph); });
+  disagree(checked, "hierarchical_neighbor_allreduce", text,
+           [&] { hierarchical_neighbor_allreduce(checked, x, x, graph); });
+  require(x == untouched && arrays.back() == untouched, "a refused operation changed its input");
+
+  // Links of a rank's own may have any weights.
+  const auto own = topology::neighborhood_of(graph, comm.rank());
+  if (comm.rank() == 0)
+    neighbor_allreduce(checked, x, x, own);
+  else
+    neighbor_allreduce(checked, x, x, matrix(0.5));
+  require(x == untouched, "weights that sum to one keep equal values");
+}
+
 RANKS_TEST("check mode tells every rank of other lengths and types", "[neighbor][refusal][check]") {
   if (comm.size() == 1) return;
   auto checked = with_options(comm, {.check = true, .ranks_per_machine = 1});

@@ -131,8 +131,7 @@ RANKS_TEST("all ranks stop after the same step if that is asked for", "[optim][g
     if (optimizer.ended() && epoch == 0) {
       loss_in_step(0)(net, comm.rank()).backward();
       require_contains(require_throws<usage_error>([&] { optimizer.step(); }), "join()");
-      optimizer.reset_passes();
-    }
+    }  // which join() gives up
     require_equal(optimizer.join(), n - 1);
     require(!optimizer.ended());
     for (int batch = 0; batch < fewest; ++batch) {

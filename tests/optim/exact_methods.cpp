@@ -21,6 +21,7 @@
 #include <bluefog/optim/extra.hpp>
 #include <bluefog/optim/gradient_tracking.hpp>
 #include <bluefog/optim/quasi_global_momentum.hpp>
+#include <bluefog/optim/state.hpp>
 #include <bluefog/tensor.hpp>
 #include <bluefog/thread.hpp>
 #include <bluefog/topology.hpp>
@@ -487,6 +488,28 @@ RANKS_TEST("a saved method goes on where it was", "[optim][exact_methods]") {
   check([&](auto sgd, auto& model) {
     return optim::quasi_global_momentum(std::move(sgd), model, comm);
   });
+}
+
+RANKS_TEST("with another rank's state a method begins anew, and ends at the minimizer all the same",
+           "[optim][exact_methods]") {
+  const auto all = quadratics::of(comm.size());
+  const auto check = [&](auto wrap) {
+    quadratic model(all, comm.rank(), starts(comm.size())[comm.rank()]);
+    auto optimizer = wrap(sgd_over(model, 0.5), model);
+    for (int k = 0; k < 5; ++k) take_step(optimizer, model);
+    broadcast_optimizer_state(comm, optimizer, comm.size() - 1);
+    require_equal(optimizer.round(), 5);
+    require_close(optimizer.correction(model.a), torch::zeros({2, 3}, at::kDouble), 0);
+    for (int k = 0; k < 300; ++k) take_step(optimizer, model);
+    require_near(largest(comm, model.now() - all.minimizer()), 0, 1e-10);
+  };
+  const topology::ring ring(comm.size());
+  check(
+      [&](auto sgd, auto& model) { return optim::gradient_tracking(std::move(sgd), model, comm); });
+  check([&](auto sgd, auto& model) {
+    return optim::exact_diffusion(std::move(sgd), model, comm, ring);
+  });
+  check([&](auto sgd, auto& model) { return optim::extra(std::move(sgd), model, comm, ring); });
 }
 
 RANKS_TEST("parameters may come later, be frozen, or have no gradient", "[optim][exact_methods]") {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,8 +13,12 @@
 
 #include <torch/torch.h>
 
+#include <bluefog/amp/grad_scaler.hpp>
 #include <bluefog/optim/adapt_then_combine.hpp>
+#include <bluefog/optim/adapt_with_combine.hpp>
 #include <bluefog/optim/gradient_allreduce.hpp>
+#include <bluefog/optim/gradient_tracking.hpp>
+#include <bluefog/optim/quasi_global_momentum.hpp>
 #include <bluefog/tensor/allreduce.hpp>
 
 #include "simulation.hpp"
@@ -97,9 +102,38 @@ RANKS_TEST("gradients are clipped after synchronize", "[optim][gradients][clip]"
     auto guard = optimizer.skip_synchronize();
     optimizer.step();
   }
+  require_equal(comm.statistics().operations, operations);
   require_close(model.weight, -used, 1e-15);
   optimizer.zero_grad();
   require_equal(log.count(""), 0);
+}
+
+RANKS_TEST("each rank's own gradient can be clipped before the reduction",
+           "[optim][gradients][clip]") {
+  holder model(torch::zeros({2}, at::kDouble));
+  gradient_allreduce optimizer(
+      SGD(model.parameters(), 1.0), model, comm,
+      {.backward_passes_per_step = 2, .average_aggregated_gradients = false, .local_max_norm = 1});
+  // The sum of two backwards is (3, 0) on even ranks and (0, 4) on odd ones.
+  const bool even = comm.rank() % 2 == 0;
+  const auto half = torch::tensor({even ? 1.5 : 0.0, even ? 0.0 : 2.0}, at::kDouble);
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    linear_loss(model.weight, half).backward();
+    linear_loss(model.weight, half).backward();
+    optimizer.step();
+    const double evens = (comm.size() + 1) / 2, n = comm.size();
+    require_close(model.weight.grad(), torch::tensor({evens / n, (n - evens) / n}, at::kDouble),
+                  1e-6);
+  }
+
+  amp::grad_scaler scaler;
+  scaler.scale(linear_loss(model.weight, half)).backward();
+  require_contains(require_throws<usage_error>([&] { scaler.step(optimizer); }), "local_max_norm");
+  const auto refused = [&] {
+    gradient_allreduce(SGD(model.parameters(), 1.0), model, comm, {.local_max_norm = -1});
+  };
+  require_contains(require_throws<usage_error>(refused), "local_max_norm must not be negative");
 }
 
 RANKS_TEST("a step after synchronize without the guard does not average again, and warns once",
@@ -290,7 +324,9 @@ RANKS_TEST("a cut window is stepped locally, reduced at once, or an error", "[op
         SGD(net->parameters(), 0.1), net, comm,
         {.backward_passes_per_step = 4, .partial_window = partial_window::error});
     for (const int step : {1, 2, 3}) backward(net, comm, step);
-    require_contains(require_throws<usage_error>([&] { optimizer.step(); }), "3 of 4");
+    const auto text = require_throws<usage_error>([&] { optimizer.step(); });
+    require_contains(text, "3 of 4");
+    require_contains(text, "\"first.weight\"");
     require_same_parameters(*net, *make_mlp(0));
     backward(net, comm, 4);
     optimizer.step();
@@ -506,6 +542,49 @@ RANKS_TEST("a generator and a discriminator with a wrapper each", "[optim][gradi
     require_close(flatten(*generator), flatten(*plain_generator), 1e-10);
     require_close(flatten(*discriminator), flatten(*plain_discriminator), 1e-10);
     require_equal(log.count(""), 0);
+  }
+}
+
+RANKS_TEST("a discriminator drops what the steps of any other wrapper have used",
+           "[optim][gradients]") {
+  const auto play = [&](auto wrap, bool skips) {
+    captured_log log;
+    mlp generator(2, 8), discriminator(2, 8);
+    for (auto* net : {&generator, &discriminator}) {
+      (*net)->to(at::kDouble);
+      fill(**net, 1);
+    }
+    auto generates = wrap(SGD(generator->parameters(), 0.05), generator);
+    gradient_allreduce judges(SGD(discriminator->parameters(), 0.05), discriminator, comm);
+    amp::grad_scaler scaler({.init_scale = 4.0});
+    for (int step = 0; step < 5; ++step) {
+      const auto made = generator->forward(values({4, 2}, 50 * step + comm.rank()));
+      judges.zero_grad();
+      discriminator->forward(made.detach()).square().mean().backward();
+      judges.step();
+      generates.zero_grad();
+      auto loss = discriminator->forward(made).square().mean();
+      if (skips && step == 2) loss = loss * std::numeric_limits<double>::infinity();
+      scaler.scale(loss).backward();
+      scaler.step(generates);
+      scaler.update();
+    }
+    judges.zero_grad();
+    require_equal_on_ranks(comm, *discriminator);
+    require(flatten(*generator).isfinite().all().template item<bool>(), "a bad step was taken");
+    require_equal(log.count(""), 0);
+  };
+  for (const bool skips : {false, true}) {
+    play([&](SGD inner, mlp& net) { return gradient_allreduce(std::move(inner), net, comm); },
+         skips);
+    play(
+        [&](SGD inner, mlp& net) { return optim::adapt_with_combine(std::move(inner), net, comm); },
+        skips);
+    play([&](SGD inner, mlp& net) { return optim::gradient_tracking(std::move(inner), net, comm); },
+         skips);
+    play([&](SGD inner,
+             mlp& net) { return optim::quasi_global_momentum(std::move(inner), net, comm); },
+         skips);
   }
 }
 

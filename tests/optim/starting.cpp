@@ -9,9 +9,11 @@
 
 #include <torch/torch.h>
 
+#include <bluefog/amp/grad_scaler.hpp>
 #include <bluefog/optim/adapt_then_combine.hpp>
 #include <bluefog/optim/adapt_with_combine.hpp>
 #include <bluefog/optim/gradient_allreduce.hpp>
+#include <bluefog/optim/state.hpp>
 #include <bluefog/tensor/allreduce.hpp>
 #include <bluefog/tensor/broadcast.hpp>
 #include <bluefog/topology.hpp>
@@ -231,6 +233,44 @@ RANKS_TEST("a parameter changed on its way is an error that names it and the rem
   }
 }
 
+RANKS_TEST("what is not on its way may be changed", "[optim][start]") {
+  for (const start when : all_starts) {
+    if (when == start::inside_backward) continue;  // the backward uses it
+    mlp net = make_mlp(comm.rank()), alone = make_mlp(comm.rank());
+    adapt_with_combine optimizer(sgd_of(net), net, comm,
+                                 {.communication = communication_type::none, .start = when});
+    SGD plain = sgd_of(alone);
+    for (int step = 0; step < 3; ++step) {
+      for (auto* each : {&net, &alone}) {
+        loss_in_step(step)(*each, comm.rank()).backward();
+        const torch::NoGradGuard no_grad;
+        (*each)->second->weight.clamp_(-0.1, 0.1);
+      }
+      optimizer.step();
+      plain.step();
+      optimizer.zero_grad();
+      plain.zero_grad();
+    }
+    require_same_parameters(*net, *alone);
+  }
+}
+
+RANKS_TEST(
+    "an optimizer's state can be another rank's in mid-training, whenever communication starts",
+    "[optim][start][saving]") {
+  const auto play = [&](start when) {
+    mlp net = make_mlp(comm.rank());
+    adapt_with_combine optimizer(sgd_of(net), net, comm, {.start = when});
+    for (int step = 0; step < 3; ++step) train_by_forward(optimizer, net, comm.rank(), step);
+    broadcast_optimizer_state(comm, optimizer, comm.size() - 1);
+    if (comm.size() > 1) require_equal(optimizer.round(), 3);  // nothing is on its way
+    for (int step = 3; step < 6; ++step) train_by_forward(optimizer, net, comm.rank(), step);
+    return flatten(*net);
+  };
+  const auto wanted = play(start::at_step);
+  for (const start when : all_starts) require_same(play(when), wanted);
+}
+
 RANKS_TEST("flush averages what is on its way, reset_passes averages nothing", "[optim][start]") {
   for (const start when : all_starts) {
     mlp net = make_mlp(comm.rank());
@@ -306,6 +346,10 @@ RANKS_TEST("a backward that takes the step has to be followed by what ends it", 
         "inside_backward");
     require_contains(require_throws<usage_error>([&] { optimizer.skip_step(); }),
                      "inside_backward");
+    amp::grad_scaler scaler;
+    static_cast<void>(scaler.scale(torch::ones({})));
+    require_contains(require_throws<usage_error>([&] { scaler.step(optimizer); }),
+                     "before gradients can be unscaled");
     optimizer.step();
     train_by_forward(optimizer, net, comm.rank(), 2);
     optimizer.zero_grad();

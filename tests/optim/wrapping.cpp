@@ -546,6 +546,19 @@ RANKS_TEST("two tensors over one memory are refused by name", "[optim][tied]") {
   const auto text =
       require_throws<usage_error>([&] { adapt_with_combine(SGD(both, 0.1), net, comm); });
   require_contains(text, "last.bias");
+  other->last->bias.set_data(torch::zeros({2}, at::kDouble));
+
+  // In part, too; what lies side by side in one piece of memory is no part of one another.
+  const auto wrap = [&] { adapt_with_combine(SGD(both, 0.1), net, comm); };
+  net->first->bias.set_data(other->first->weight.detach().view({-1}).narrow(0, 3, 16));
+  const auto in_part = require_throws<usage_error>(wrap);
+  require_contains(in_part, "first.bias");
+  require_contains(in_part, "over one memory");
+  const auto shared = torch::ones({32}, at::kDouble);
+  net->first->bias.set_data(shared.narrow(0, 0, 16));
+  other->first->bias.set_data(shared.narrow(0, 16, 16));
+  wrap();
+  require_close(net->first->bias, torch::ones({16}, at::kDouble), 0);
 }
 
 RANKS_TEST("groups added through the wrapper or through its base are averaged", "[optim][groups]") {

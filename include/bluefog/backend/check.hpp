@@ -29,6 +29,9 @@ struct call_description {
   std::string agreement = {};  ///< everything that has to be equal on all ranks; made in check mode
   /// Neighbour operations: whom this rank sends to and receives from.
   std::optional<neighborhood> links = {};
+  /// Neighbour averages: stands for the weights of the graph that every rank gives, in check mode;
+  /// 0 if this rank gives links of its own.
+  std::uint64_t graph = 0;
   /// Operations of two ranks: the other one.
   std::optional<int> peer = {};
 };
@@ -38,6 +41,7 @@ namespace detail {
 /// The fingerprint of one rank's call, as it travels to one other rank.
 struct fingerprint {
   std::uint64_t hash = 0;
+  std::uint64_t graph = 0;
   std::int32_t sends = 0;     // whether the sender sends to the receiver of this fingerprint
   std::int32_t receives = 0;  // whether it expects something from it
   std::array<char, 240> text{};
@@ -82,6 +86,18 @@ template <class T>
   return text;
 }
 
+/// \return who gives another graph than the first that gives any; links of its own a rank may have.
+[[nodiscard]] inline std::string different_graphs(std::span<const fingerprint> calls) {
+  const auto given = [](const fingerprint& call) { return call.graph != 0; };
+  const auto first = std::ranges::find_if(calls, given);
+  if (first == calls.end()) return {};
+  const auto other = std::ranges::find_if(
+      calls, [&](const fingerprint& call) { return given(call) && call.graph != first->graph; });
+  if (other == calls.end()) return {};
+  return concat("the graph of rank ", other - calls.begin(),
+                " has other weights than that of rank ", first - calls.begin());
+}
+
 /// Sends a value to every other rank of `ranks` and receives theirs.
 template <backend Backend, class T>
 task exchange_with(operation_context<Backend> context, std::vector<int> ranks,
@@ -116,6 +132,7 @@ task verify(operation_context<Backend> context, call_description call, std::vect
 
   fingerprint own;
   own.hash = std::hash<std::string>{}(words);
+  own.graph = call.graph;
   own.write(words);
   std::vector<fingerprint> calls(size);
   calls[static_cast<std::size_t>(self)] = own;
@@ -131,6 +148,8 @@ task verify(operation_context<Backend> context, call_description call, std::vect
       concat(call.operation, ": ranks disagree in operation ", context.number(), ": ");
   const std::string before = context.collective() ? context.agreed().text() : "";
   if (auto text = detail::disagreement(calls, self, ranks); !text.empty())
+    throw mismatch_error(where + text + before);
+  if (auto text = detail::different_graphs(calls); !text.empty())
     throw mismatch_error(where + text + before);
   if (context.collective()) context.agreed().add(own.view());
   if (!call.links) co_return;

@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <typeinfo>
 #include <utility>
@@ -23,18 +25,25 @@ namespace bluefog {
 
 namespace detail {
 
+/// What travels; nothing where the root could not write its object.
+using object_bytes = std::optional<std::vector<std::byte>>;
+
 /// \param bytes  on the root the object, elsewhere anything: becomes what the root's is.
 template <backend Backend>
-task broadcast_bytes_task(operation_context<Backend> context,
-                          std::shared_ptr<std::vector<std::byte>> bytes, int root) {
+task broadcast_bytes_task(operation_context<Backend> context, std::shared_ptr<object_bytes> bytes,
+                          int root) {
   if (context.size() == 1) co_return;
   if constexpr (broadcasting_backend<Backend>) co_await order::hold;
-  std::int64_t length = static_cast<std::int64_t>(bytes->size());
+  std::int64_t length = *bytes ? static_cast<std::int64_t>((*bytes)->size()) : -1;
   auto size = broadcast_values(context, bytes_of(length), root, traffic_kind::control, nullptr);
   co_await std::move(size);
-  if (context.rank() != root) bytes->resize(static_cast<std::size_t>(length));
-  context.count_collective(broadcast_bytes(bytes->size(), context.size()));
-  const mutable_buffer values{bytes->data(), length, dtype::uint8};
+  if (length < 0) {
+    bytes->reset();
+    co_return;
+  }
+  if (context.rank() != root) bytes->emplace(static_cast<std::size_t>(length));
+  context.count_collective(broadcast_bytes((*bytes)->size(), context.size()));
+  const mutable_buffer values{(*bytes)->data(), length, dtype::uint8};
   auto content = broadcast_values(context, values, root, traffic_kind::part, nullptr);
   co_await std::move(content);
 }
@@ -42,12 +51,22 @@ task broadcast_bytes_task(operation_context<Backend> context,
 /// \param value  on the root the object, elsewhere overwritten once the root's has arrived.
 template <backend Backend, broadcastable_object T>
 task broadcast_object_task(operation_context<Backend> context, std::shared_ptr<T> value, int root) {
-  const auto bytes = std::make_shared<std::vector<std::byte>>();
-  if (context.rank() == root) object_format<T>::write(*value, *bytes);
+  const auto bytes = std::make_shared<object_bytes>();
+  std::exception_ptr failure;  // the others wait all the same
+  if (context.rank() == root) try {
+      std::vector<std::byte> written;
+      object_format<T>::write(*value, written);
+      *bytes = std::move(written);
+    } catch (...) {
+      failure = std::current_exception();
+    }
   auto sent = broadcast_bytes_task(context, bytes, root);
   co_await std::move(sent);
+  if (failure) std::rethrow_exception(failure);
   if (context.rank() == root) co_return;
-  std::span<const std::byte> left(*bytes);
+  expects<peer_error>(bytes->has_value(), "broadcast_object: rank ", root,
+                      " could not write its object");
+  std::span<const std::byte> left(**bytes);
   *value = object_format<T>::read(left);
   expects<mismatch_error>(left.empty(), "broadcast_object: the root sent ", left.size(),
                           " bytes too many");
@@ -74,8 +93,9 @@ template <backend Backend, broadcastable_object T>
 /// \param root   whose object; the same on every rank.
 /// \return the root's object.
 /// \throws usage_error if there is no such rank; nothing was sent.
-/// \throws mismatch_error if the root's bytes are no such object; timeout_error, transport_error,
-///         peer_error.
+/// \throws mismatch_error if the root's bytes are no such object; peer_error if the root's
+/// `to_bytes`
+///         has thrown, which the root itself throws; timeout_error, transport_error.
 /// \note Costs two broadcasts: of the length and of the bytes.
 template <backend Backend, broadcastable_object T>
 [[nodiscard]] T broadcast_object(communicator<Backend>& comm, const T& value, int root,

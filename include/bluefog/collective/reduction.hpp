@@ -44,11 +44,11 @@ task reduce_among(operation_context<Backend> context, const_buffer in, mutable_b
   constexpr std::size_t short_bytes = 2048;
   const auto n = static_cast<std::int64_t>(ranks.size());
   const auto self = std::ranges::find(ranks, context.rank()) - ranks.begin();
-  context.count_collective(allreduce_bytes(in.bytes(), n));
   if (n == 1) {
     context.compute().copy(in, out);
     co_return;
   }
+  context.count_collective(allreduce_bytes(in.bytes(), n));
 
   const bool whole = in.bytes() <= short_bytes;
   const const_buffer own = whole ? in : part_of(in, self, n);

@@ -61,11 +61,13 @@ void neighbor_allreduce(communicator<Backend>& comm, const In& in, Out&& out, co
   const auto source = as_buffer(in);
   const auto target = as_mutable_buffer(out);
   const neighborhood own = detail::links_of("neighbor_allreduce", comm, links);
-  comm.run(detail::check_mix(comm, "neighbor_allreduce", source, target, own, options),
-           [&](auto context) {
-             return detail::mix_task(context, source.data, target.data,
-                                     detail::packed_layout(source), own, nullptr);
-           });
+  comm.run(
+      detail::of_graph(comm, links,
+                       detail::check_mix(comm, "neighbor_allreduce", source, target, own, options)),
+      [&](auto context) {
+        return detail::mix_task(context, source.data, target.data, detail::packed_layout(source),
+                                own, nullptr);
+      });
 }
 
 /// Averages over the static exponential graph.
@@ -83,7 +85,9 @@ request<void> neighbor_allreduce_nonblocking(communicator<Backend>& comm, In&& i
   const auto target = as_mutable_buffer(out);
   const neighborhood own = detail::links_of("neighbor_allreduce", comm, links);
   return {comm.driver(),
-          comm.start(detail::check_mix(comm, "neighbor_allreduce", source, target, own, options),
+          comm.start(detail::of_graph(comm, links,
+                                      detail::check_mix(comm, "neighbor_allreduce", source, target,
+                                                        own, options)),
                      [&](auto context) {
                        return detail::mix_task(context, source.data, target.data,
                                                detail::packed_layout(source), own, nullptr);

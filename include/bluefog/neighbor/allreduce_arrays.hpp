@@ -119,7 +119,7 @@ void neighbor_allreduce(communicator<Backend>& comm, const In& in, Out&& out, co
                         const call_options& options = {}) {
   const detail::array_list arrays(in, out);
   const neighborhood own = detail::links_of("neighbor_allreduce", comm, links);
-  comm.run(detail::check_arrays(comm, arrays, own, options),
+  comm.run(detail::of_graph(comm, links, detail::check_arrays(comm, arrays, own, options)),
            [&](auto context) { return detail::mix_arrays_task(context, arrays, own, nullptr); });
 }
 
@@ -130,10 +130,11 @@ request<void> neighbor_allreduce_nonblocking(communicator<Backend>& comm, In&& i
                                              const Links& links, const call_options& options = {}) {
   const detail::array_list arrays(in, out);
   const neighborhood own = detail::links_of("neighbor_allreduce", comm, links);
-  return {comm.driver(),
-          comm.start(detail::check_arrays(comm, arrays, own, options), [&](auto context) {
-            return detail::mix_arrays_task(context, arrays, own, nullptr);
-          })};
+  return {
+      comm.driver(),
+      comm.start(
+          detail::of_graph(comm, links, detail::check_arrays(comm, arrays, own, options)),
+          [&](auto context) { return detail::mix_arrays_task(context, arrays, own, nullptr); })};
 }
 
 }  // namespace bluefog

@@ -273,7 +273,8 @@ void hierarchical_neighbor_allreduce(communicator<Backend>& comm, const In& in, 
   const auto source = as_buffer(in);
   const auto target = as_mutable_buffer(out);
   neighborhood own = detail::machine_links_of(comm, links);
-  auto call = detail::check_hierarchical(comm, source, target, own, options);
+  auto call =
+      detail::of_graph(comm, links, detail::check_hierarchical(comm, source, target, own, options));
   comm.run(std::move(call), [&](auto context) {
     return detail::hierarchical_task(context, source, target, own, nullptr);
   });
@@ -288,7 +289,8 @@ request<void> hierarchical_neighbor_allreduce_nonblocking(communicator<Backend>&
   const auto source = as_buffer(in);
   const auto target = as_mutable_buffer(out);
   neighborhood own = detail::machine_links_of(comm, links);
-  auto call = detail::check_hierarchical(comm, source, target, own, options);
+  auto call =
+      detail::of_graph(comm, links, detail::check_hierarchical(comm, source, target, own, options));
   return {comm.driver(), comm.start(std::move(call), [&](auto context) {
             return detail::hierarchical_task(context, source, target, own, nullptr);
           })};

@@ -200,9 +200,10 @@ class averaging final : public gradient_listener {
     const c10::AutoGradMode no_grad(false);
     send_buffers();
     mixer_.apply();
+    unpack_buffers();
+    if (!mixer_.sends()) return;
     for (std::size_t i = 0; i < arena_.size(); ++i)
       if (arena_.tensor(i).requires_grad()) arena_.tensor(i).unsafeGetTensorImpl()->bump_version();
-    unpack_buffers();
   }
 
  private:
@@ -249,6 +250,7 @@ class averaging final : public gradient_listener {
 
   void note_versions() {
     versions_.clear();
+    if (!mixer_.sends()) return;
     for (std::size_t i = 0; i < arena_.size(); ++i)
       if (arena_.tensor(i).requires_grad()) versions_.emplace_back(i, arena_.tensor(i)._version());
   }

@@ -52,6 +52,10 @@ class communicating_optimizer {
   /// Collective. \return every rank's `values`, equally many of each, in rank order.
   [[nodiscard]] virtual std::vector<double> of_every_rank(const std::vector<double>& values) = 0;
 
+  /// What the optimizer has saved and loaded is one rank's now, on all ranks: what has to sum to
+  /// zero over them begins anew. Local, on every rank.
+  virtual void state_replaced() {}
+
   /// \return what is this optimizer's own, and moves with it; another one, on all ranks, once ranks
   ///         have taken different numbers of steps.
   [[nodiscard]] virtual std::weak_ptr<const void> identity() const noexcept = 0;

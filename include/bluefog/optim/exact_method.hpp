@@ -26,6 +26,7 @@
 #include <bluefog/neighbor/mixing.hpp>
 #include <bluefog/optim/agreeing_group.hpp>
 #include <bluefog/optim/agreement.hpp>
+#include <bluefog/optim/backward_log.hpp>
 #include <bluefog/optim/communicates_over.hpp>
 #include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/flat_parameters.hpp>
@@ -68,12 +69,17 @@ class exact_method : public Inner, public communicates_over<Backend> {
   /// \return how many steps have been taken: the schedule's next round.
   [[nodiscard]] std::int64_t round() const noexcept { return round_; }
 
-  /// Nothing: a step that is left out is left out by all ranks, so the method stands where it was.
-  void skip_step() override {}
+  /// A step that is left out is left out by all ranks, so the method stands where it was.
+  void skip_step() override { log_.stepped(); }
   step_kind settle_gradients() override { return step_kind::mixing; }
   /// What a method corrects with sums over all ranks, so they must not step apart.
   [[nodiscard]] bool reduces_gradients() const noexcept override { return true; }
   [[nodiscard]] std::weak_ptr<const void> identity() const noexcept override { return group_; }
+  /// The method begins anew.
+  void state_replaced() override {
+    const c10::AutoGradMode no_grad(false);
+    for (const at::Tensor& each : flat_.kept()) each.zero_();
+  }
 
   /// Writes what the user's optimizer writes, the round, and what the method remembers.
   void save(torch::serialize::OutputArchive& archive) const override {
@@ -116,6 +122,7 @@ class exact_method : public Inner, public communicates_over<Backend> {
             " ranks, the communicator has ", comm.size());
     flat_ = flat_parameters(this->param_groups(), module_of(model));
     if (remembers == memory::correction) flat_.keep();
+    log_.follow(flat_.arena(), /*anew=*/true);
     group_->adopt(flat_.arena());
     expect_travelling(method_, flat_.arena(), /*frozen_too=*/false);
   }
@@ -134,7 +141,10 @@ class exact_method : public Inner, public communicates_over<Backend> {
     return loss;
   }
   /// What every step ends with.
-  void end_step() noexcept { ++round_; }
+  void end_step() {
+    ++round_;
+    log_.stepped();
+  }
 
   /// \return the gradient of parameter `index`; undefined if there is none.
   [[nodiscard]] at::Tensor gradient(std::size_t index) const {
@@ -220,7 +230,7 @@ class exact_method : public Inner, public communicates_over<Backend> {
 
   [[nodiscard]] communicator<Backend>& group() const noexcept override { return group_->comm(); }
   void finish(transfer& started) override { group_->wait(started); }
-  void refresh() { flat_.refresh(this->param_groups()); }
+  void refresh() { log_.follow(flat_.arena(), flat_.refresh(this->param_groups())); }
   [[nodiscard]] static std::string key(std::size_t block) {
     return concat("bluefog_correction_", block);
   }
@@ -231,6 +241,7 @@ class exact_method : public Inner, public communicates_over<Backend> {
   std::int64_t round_ = 0;
   bool failed_ = false;  // in a communication, so that ranks may be at different steps
   flat_parameters flat_;
+  backward_log log_;
 };
 
 }  // namespace detail

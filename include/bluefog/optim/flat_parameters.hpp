@@ -41,12 +41,14 @@ class flat_parameters {
   void keep() { kept_ = like(values_); }
 
   /// Between steps: takes in parameters that were added, frozen, unfrozen or reloaded.
-  void refresh(const groups& all) {
+  /// \return whether those that learn may be others than before.
+  bool refresh(const groups& all) {
     if (has_signature(all, signature_)) {
       arena_.reattach();
-      return;
+      return false;
     }
     rebuild(all);
+    return true;
   }
 
   /// \return what belongs to parameter `index` in `flat`: its memory, in the parameter's shape.

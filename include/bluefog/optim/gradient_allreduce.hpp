@@ -131,6 +131,9 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
     shared_->window_ended();
   }
   step_kind settle_gradients() override {
+    expects(shared_->options().local_max_norm == 0,
+            "gradient_allreduce: local_max_norm is a norm of gradients that are not scaled; with a "
+            "grad_scaler clip after unscale_");
     if (!shared_->synchronized() && next_is_local()) return step_kind::local;
     if (shared_->local_steps()) return step_kind::mixing;
     synchronize();
@@ -177,7 +180,7 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
         options.backward_passes_per_step, " set partial_window to flush or error");
     expects(!shared_->states_differ(),
             "gradient_allreduce: join() after local steps; call broadcast_from() first");
-    if (shared_->counter().passes() > 0) flush();
+    if (!ended() && shared_->counter().passes() > 0) flush();
     while (!shared_->ended()) {
       Inner::zero_grad();
       refresh();
@@ -248,7 +251,9 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
     if (shared_->due() || shared_->synchronized()) return false;
     const auto policy = shared_->options().partial_window;
     expects(policy != partial_window::error, "gradient_allreduce: step() after ",
-            shared_->counter().passes(), " of ", shared_->counter().wanted(), " backwards");
+            shared_->counter().passes(), " of ", shared_->counter().wanted(),
+            " backwards, of which the gradient of parameter \"", shared_->first_with_gradient(),
+            "\" is the sum");
     return policy == partial_window::local;
   }
 

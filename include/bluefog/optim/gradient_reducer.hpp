@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
-#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -12,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
+#include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/optimizer.h>
 
 #include <bluefog/backend/concepts.hpp>
@@ -28,7 +28,6 @@
 #include <bluefog/optim/parameters.hpp>
 #include <bluefog/optim/pass_counter.hpp>
 #include <bluefog/optim/state.hpp>
-#include <bluefog/tensor/allreduce.hpp>
 #include <bluefog/tensor/arena.hpp>
 
 namespace bluefog::optim::detail {
@@ -49,6 +48,13 @@ class gradient_reducer final : public gradient_listener {
   [[nodiscard]] communicator<Backend>& comm() noexcept { return exchange_.comm(); }
   [[nodiscard]] pass_counter& counter() noexcept { return counter_; }
   [[nodiscard]] const gradient_allreduce_options& options() const noexcept { return options_; }
+  /// \return the name of a parameter that has a gradient; empty if none has.
+  [[nodiscard]] std::string_view first_with_gradient() const {
+    const auto& all = exchange_.parameters();
+    const auto found = std::ranges::find_if(
+        all, [](const named_tensor& each) { return each.tensor.grad().defined(); });
+    return found == all.end() ? std::string_view() : std::string_view(found->name);
+  }
 
   /// Takes the optimizer's parameters as they are now. Collective.
   void adopt(const groups& all, const torch::nn::Module& module,
@@ -84,7 +90,7 @@ class gradient_reducer final : public gradient_listener {
   }
 
   void gradient_ready(std::size_t index) override {
-    if (counter_.due() && !local_steps_) {
+    if (counter_.due() && !local_steps_ && options_.local_max_norm == 0) {
       const c10::AutoGradMode no_grad(false);
       exchange_.ready(index);
     }
@@ -171,7 +177,7 @@ class gradient_reducer final : public gradient_listener {
   /// The same after steps with gradients of this rank alone, and the buffers.
   void average_replicas() {
     average_parameters();
-    average_buffers(/*takes_part=*/true, comm().size());
+    average_buffers(comm(), buffers_, /*takes_part=*/true, comm().size());
   }
 
   /// Makes parameters and the optimizer's state those of `root`. Collective.
@@ -201,6 +207,8 @@ class gradient_reducer final : public gradient_listener {
     expects_bucket(name, options.bucket_bytes);
     expects(options.op == reduce_op::average || options.op == reduce_op::sum, name,
             ": gradients can be averaged or summed, got ", options.op);
+    expects(options.local_max_norm >= 0, name, ": local_max_norm must not be negative, got ",
+            options.local_max_norm);
     expects(options.predivide > 0, name, ": predivide must be positive, got ", options.predivide);
     return {.owner = name,
             .compression = options.compression,
@@ -224,9 +232,10 @@ class gradient_reducer final : public gradient_listener {
 
   reduction_result reduce(const contribution& own) {
     try {
+      if (own.passes > 0) clip();
       const auto result = exchange_.reduce(own, options_.average_aggregated_gradients);
       if (result.joined == 0 || options_.uneven == uneven::zeros)
-        average_buffers(!own.joined, comm().size() - result.joined);
+        average_buffers(comm(), buffers_, !own.joined, comm().size() - result.joined);
       return result;
     } catch (...) {
       window_ended();
@@ -234,17 +243,12 @@ class gradient_reducer final : public gradient_listener {
     }
   }
 
-  // Collective. \param takes_part  whether this rank is one of the `partners` whose mean counts.
-  void average_buffers(bool takes_part, int partners) {
-    if (buffers_.list().empty() || partners == 0) return;
-    const c10::AutoGradMode no_grad(false);
-    const auto flats = buffers_.pack();
-    if (!takes_part)
-      for (const at::Tensor& each : flats) each.zero_();
-    allreduce_(comm(), std::span<const at::Tensor>(flats));
-    if (partners != comm().size())
-      for (const at::Tensor& each : flats) each.mul_(static_cast<double>(comm().size()) / partners);
-    buffers_.unpack(flats);
+  // This rank's own gradients, which have not been sent yet then.
+  void clip() {
+    if (options_.local_max_norm == 0) return;
+    std::vector<at::Tensor> all;
+    for (const named_tensor& each : exchange_.parameters()) all.push_back(each.tensor);
+    torch::nn::utils::clip_grad_norm_(all, options_.local_max_norm);
   }
 
   [[nodiscard]] bool step_is_pass() const {

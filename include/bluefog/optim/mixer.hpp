@@ -88,6 +88,8 @@ class mixer {
   void position(mixing_position next) noexcept { schedule_.position(next); }
   /// \return whether something is under way that `apply` has to finish.
   [[nodiscard]] bool started() const noexcept { return started_; }
+  /// \return whether what is under way goes to anybody.
+  [[nodiscard]] bool sends() const noexcept { return now_.type != communication_type::none; }
 
   /// Begins a communication; then `send` each part, then `apply`.
   void begin() {
@@ -122,7 +124,7 @@ class mixer {
   }
   /// Sends the elements of `values`, which is contiguous.
   void send(const at::Tensor& values) {
-    if (now_.type == communication_type::none) return;
+    if (!sends()) return;
     const auto type = dtype_from(values.scalar_type()).value();
     const bool combined = now_.type != communication_type::neighbor_allreduce ||
                           bluefog::detail::folds<Backend>(*now_.links, type);

@@ -4,13 +4,18 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
+#include <bluefog/backend/concepts.hpp>
+#include <bluefog/communicator.hpp>
+#include <bluefog/tensor/allreduce.hpp>
 #include <bluefog/tensor/arena.hpp>
 
 namespace bluefog::optim::detail {
@@ -78,5 +83,21 @@ class module_buffers {
 
   std::vector<named_tensor> buffers_;
 };
+
+/// Makes buffers the mean of those of `partners` ranks. Collective over all ranks.
+/// \param takes_part  whether this rank is one of them.
+template <backend Backend>
+void average_buffers(communicator<Backend>& comm, const module_buffers& buffers, bool takes_part,
+                     int partners) {
+  if (buffers.list().empty() || partners == 0) return;
+  const c10::AutoGradMode no_grad(false);
+  const auto flats = buffers.pack();
+  if (!takes_part)
+    for (const at::Tensor& each : flats) each.zero_();
+  allreduce_(comm, std::span<const at::Tensor>(flats));
+  if (partners != comm.size())
+    for (const at::Tensor& each : flats) each.mul_(static_cast<double>(comm.size()) / partners);
+  buffers.unpack(flats);
+}
 
 }  // namespace bluefog::optim::detail

@@ -117,6 +117,10 @@ struct gradient_allreduce_options {
   /// Whenever gradients are reduced, or parameters averaged in their place. A rank that has joined
   /// has no say any more.
   optim::buffer_policy buffers = buffer_policy::local;
+  /// Scale this rank's own gradients before they are reduced so that their norm is at most this, as
+  /// `clip_grad_norm_` does; 0: off. They then travel in `step()`, not beside the backward. (A norm
+  /// of the reduced ones is bounded between `synchronize()` and `step()`.)
+  double local_max_norm = 0;
 };
 
 namespace detail {

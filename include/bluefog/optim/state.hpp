@@ -19,6 +19,7 @@
 #include <bluefog/collective/broadcast_object.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/optim/communicating_optimizer.hpp>
 
 namespace bluefog {
 
@@ -76,6 +77,8 @@ inline void load_state(torch::optim::Optimizer& optimizer, const std::vector<std
 /// Goes through libtorch's serialization: every option (the learning rate of every group, momenta)
 /// and all state (step counts, momentum buffers) are exact; state that the root does not have is
 /// gone afterwards. Collective: every rank must call it, in the same order as its other operations.
+/// Where it is a wrapper, the root loads its state as well, so that none has anything on its way;
+/// what a method without bias remembers, whose sum over ranks has to be zero, begins anew.
 ///
 /// \param optimizer  of one kind, over parameters of the same shapes in the same groups, on every
 ///                   rank.
@@ -92,20 +95,21 @@ void broadcast_optimizer_state(communicator<Backend>& comm, torch::optim::Optimi
   detail::expects_rank(operation, comm, root, "root");
   if (comm.size() == 1) return;
   const c10::AutoGradMode no_graph(false);
-  const auto bytes = std::make_shared<std::vector<std::byte>>();
+  const auto bytes = std::make_shared<detail::object_bytes>();
   std::exception_ptr failure;
   if (comm.rank() == root) try {
       *bytes = detail::bytes_of_state(optimizer);
     } catch (...) {
       failure = std::current_exception();
     }
-  // Nothing, if the root has failed: the others wait for it.
   comm.run(detail::describe(comm, operation, options, " from rank ", root),
            [&](auto context) { return detail::broadcast_bytes_task(context, bytes, root); });
   if (failure) std::rethrow_exception(failure);
-  expects<peer_error>(!bytes->empty(), operation, ": rank ", root,
+  expects<peer_error>(bytes->has_value(), operation, ": rank ", root,
                       " could not write its optimizer's state");
-  if (comm.rank() != root) detail::load_state(optimizer, *bytes);
+  detail::load_state(optimizer, **bytes);
+  if (auto* const wrapper = dynamic_cast<optim::communicating_optimizer*>(&optimizer))
+    wrapper->state_replaced();
 }
 
 }  // namespace bluefog

@@ -45,15 +45,8 @@ class parameter_arena {
   /// Moves the memory of `parameters`, each of them given once, into the arena, in their order.
   /// \throws usage_error if two of them share their memory: they would no longer.
   explicit parameter_arena(const std::vector<named_tensor>& parameters) {
-    std::unordered_map<const void*, std::size_t> memory;
+    expect_apart(parameters);
     for (const auto& [name, tensor] : parameters) {
-      if (tensor.numel() != 0) {
-        const auto [other, alone] = memory.emplace(tensor.data_ptr(), slots_.size());
-        if (!alone)
-          throw usage_error(concat(
-              "parameter_arena: parameters \"", slots_[other->second].name, "\" and \"", name,
-              "\" are two tensors over one memory; to tie weights, register one tensor twice"));
-      }
       places_.emplace(tensor.unsafeGetTensorImpl(), slots_.size());
       auto& target = block_for(tensor);
       const auto aligned = round_up(target.count, alignment / tensor.element_size());
@@ -159,6 +152,32 @@ class parameter_arena {
     std::int64_t count = 0;
     at::Tensor flat = {};
   };
+
+  // Tensors with gaps may lie in those of others, unless they begin together.
+  static void expect_apart(const std::vector<named_tensor>& parameters) {
+    std::vector<const named_tensor*> sorted;
+    for (const named_tensor& each : parameters)
+      if (each.tensor.numel() != 0) sorted.push_back(&each);
+    const auto begin = [](const named_tensor* it) {
+      return static_cast<const std::byte*>(it->tensor.data_ptr());
+    };
+    std::ranges::stable_sort(sorted, {}, begin);
+    const named_tensor* before = nullptr;  // that without gaps which reaches farthest
+    const std::byte* end = nullptr;
+    for (std::size_t i = 0; i < sorted.size(); ++i) {
+      const named_tensor* const it = sorted[i];
+      const bool dense = it->tensor.is_non_overlapping_and_dense();
+      const named_tensor* other = dense && begin(it) < end ? before : nullptr;
+      if (i > 0 && begin(it) == begin(sorted[i - 1])) other = sorted[i - 1];
+      if (other != nullptr)
+        throw usage_error(concat(
+            "parameter_arena: parameters \"", other->name, "\" and \"", it->name,
+            "\" are two tensors over one memory; to tie weights, register one tensor twice"));
+      if (!dense || begin(it) + it->tensor.nbytes() <= end) continue;
+      before = it;
+      end = begin(it) + it->tensor.nbytes();
+    }
+  }
 
   [[nodiscard]] static std::int64_t round_up(std::int64_t count, std::int64_t step) {
     return (count + step - 1) / step * step;

@@ -41,6 +41,7 @@ template <backend Backend, neighbor_links Links>
     own = machines;
     description = check_hierarchical(comm, values, values, own, options);
   }
+  description = of_graph(comm, links, std::move(description));
   describe_tensors(comm, description, tensors);
   tensors.differentiate(operation, [&comm, machines](std::vector<at::Tensor> gradients) {
     return hierarchical_neighbor_allreduce(comm, std::span<const at::Tensor>(gradients),

@@ -45,6 +45,7 @@ template <backend Backend, neighbor_links Links>
   call_description description;
   for (const const_buffer& values : outlines(tensors.in))
     description = check_mix(comm, operation, values, values, own, options);
+  description = of_graph(comm, links, std::move(description));
   describe_tensors(comm, description, tensors);
   tensors.differentiate(operation, [&comm, own](std::vector<at::Tensor> gradients) {
     return neighbor_allreduce(comm, std::span<const at::Tensor>(gradients), transposed(own));
