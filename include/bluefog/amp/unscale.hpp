@@ -18,11 +18,24 @@
 
 namespace bluefog::amp {
 
+namespace detail {
+
+/// \return float32 copies.
+[[nodiscard]] inline std::vector<at::Tensor> in_float(const std::vector<at::Tensor>& values) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& each : values) copies.push_back(each.to(at::kFloat));
+  return copies;
+}
+
+}  // namespace detail
+
 /// Multiplies tensors by a factor, in place, and looks whether they are finite, in one pass.
 ///
 /// \param values  floating, of any dtypes and devices; sparse ones by their values.
 /// \return whether every element was finite. The factor is applied in any case.
-/// \note Waits for each device once: whether a step is taken, the host has to know.
+/// \note Waits for each device once: whether a step is taken, the host has to know. bfloat16 on a
+///       device, for which libtorch has no such kernel, takes three passes and memory twice as
+///       long.
 [[nodiscard]] inline bool unscale_and_check(const std::vector<at::Tensor>& values, double factor) {
   const c10::AutoGradMode no_graph(false);
   struct device_part {
@@ -42,8 +55,12 @@ namespace bluefog::amp {
     part->alike[each.scalar_type()].push_back(each.is_sparse() ? each._values() : each);
   }
   for (device_part& part : parts)
-    for (const auto& [type, list] : part.alike)
-      at::_amp_foreach_non_finite_check_and_unscale_(list, part.found, part.factor);
+    for (const auto& [type, list] : part.alike) {
+      const bool wide = type == at::kBFloat16 && !part.device.is_cpu();
+      const auto once = wide ? detail::in_float(list) : list;
+      at::_amp_foreach_non_finite_check_and_unscale_(once, part.found, part.factor);
+      for (std::size_t i = 0; wide && i < list.size(); ++i) list[i].copy_(once[i]);
+    }
   return std::ranges::all_of(parts,
                              [](const device_part& part) { return part.found.item<float>() == 0; });
 }

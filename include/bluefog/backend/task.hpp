@@ -4,6 +4,7 @@
 #include <coroutine>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,13 @@ namespace detail {
 /// after its first wait has to `co_await order::hold` first and `co_await order::release` after the
 /// last of them, or ranks would issue them in different orders.
 enum class order : std::uint8_t { hold, release };
+
+/// Awaited in a task, a variable of this kind keeps its owner until the outermost task is over. An
+/// inner task's own frame goes when that one ends, and on a device with memory that messages, and
+/// computations, which have been launched still work with.
+struct lasting {
+  std::shared_ptr<const void> owner;
+};
 
 }  // namespace detail
 
@@ -167,6 +175,11 @@ class task::promise_type {
     return inner_completion{*outermost_, std::move(inner)};
   }
 
+  [[nodiscard]] std::suspend_never await_transform(const detail::lasting& memory) {
+    outermost_->kept_.push_back(memory.owner);
+    return {};
+  }
+
   [[nodiscard]] std::suspend_never await_transform(detail::order change) noexcept {
     outermost_->holds_ += change == detail::order::hold ? 1 : -1;
     return {};
@@ -184,6 +197,7 @@ class task::promise_type {
   pending_reference pending_;
   std::exception_ptr problem_;  // thrown by `pending_`, to be rethrown inside the coroutine
   int holds_ = 0;
+  std::vector<std::shared_ptr<const void>> kept_;
 };
 
 inline bool task::advance() {

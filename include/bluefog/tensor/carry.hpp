@@ -83,10 +83,13 @@ task unload(operation_context<Backend> context, std::span<parcel> parcels) {
 template <backend Backend>
 task carry(operation_context<Backend> context, std::vector<task> works,
            std::vector<parcel> parcels) {
-  auto running = run_loaded(context, std::move(works), std::span(parcels));
+  const auto owned = std::make_shared<std::vector<parcel>>(std::move(parcels));
+  const lasting held{owned};
+  co_await held;
+  auto running = run_loaded(context, std::move(works), std::span(*owned));
   co_await std::move(running);
-  if (std::ranges::none_of(parcels, &parcel::delivers)) co_return;
-  auto unloading = unload(context, std::span(parcels));
+  if (std::ranges::none_of(*owned, &parcel::delivers)) co_return;
+  auto unloading = unload(context, std::span(*owned));
   co_await std::move(unloading);
 }
 
@@ -103,6 +106,8 @@ template <backend Backend>
 /// Runs a task once what it works with is in the parcel, which is kept alive; delivers nothing.
 template <backend Backend>
 task run_with(operation_context<Backend> context, task work, std::shared_ptr<parcel> values) {
+  const lasting held{values};
+  co_await held;
   std::vector<task> works;
   works.push_back(std::move(work));
   auto running = run_loaded(context, std::move(works), std::span(values.get(), 1));

@@ -135,6 +135,8 @@ template <backend Backend>
 template <backend Backend>
 task then_take(operation_context<Backend> context, task work, parcel values,
                std::shared_ptr<gathered> result, std::shared_ptr<at::Tensor> place) {
+  const lasting held{place};  // the result too, if it is given up
+  co_await held;
   auto gathering = carry(context, std::move(work), std::move(values));
   co_await std::move(gathering);
   if (result->room().front().delivers()) {

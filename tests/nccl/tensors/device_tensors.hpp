@@ -308,8 +308,13 @@ inline void compute(const c10::OperatorHandle& operation, torch::jit::Stack* sta
   const std::size_t first = stack->size() - count;
   std::vector<std::pair<at::Tensor, at::Tensor>> lent;  // the host's, and whose memory it is
   std::optional<c10::Device> device;
+  // What libtorch's kernels for devices refuse and those for the host do not.
+  const bool no_bfloat16 =
+      operation.schema().name() == "aten::_amp_foreach_non_finite_check_and_unscale_";
   const auto lend = [&](const at::Tensor& x) {
     if (!x.defined() || !x.is_cuda()) return x;
+    TORCH_CHECK(!no_bfloat16 || x.scalar_type() != at::kBFloat16, operation.schema().name(),
+                " not implemented for 'BFloat16'");
     device = x.device();
     guard().synchronizeStream(current_stream(x.device()));
     lent.emplace_back(on_host(x), x);

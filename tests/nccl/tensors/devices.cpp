@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA tensors without a GPU: what tests/gpu.sh runs on one, here on the devices of the stand-in.
 #include <atomic>
+#include <chrono>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <bluefog/communicator.hpp>
@@ -67,6 +69,42 @@ TEST_CASE("tensors of the host and of devices travel together", "[nccl][tensor]"
                            require(each.cpu().allclose(at::full(each.sizes(), 0.5, at::kFloat)));
                        },
                        {}) == "");
+}
+
+TEST_CASE("memory that only an operation still has is not used for anything else",
+          "[nccl][tensor]") {
+  for (const bool check : {false, true})
+    CHECK(run_nccl_ranks(
+              2,
+              [](nccl_communicator& comm) {
+                const nccl::device_scope scope(comm.transport().device());
+                const auto device = device_of(comm);
+                const c10::StreamGuard on(device_tensors::guard().getStreamFromGlobalPool(
+                    device, /*isHighPriority=*/false));
+                const auto busy = [&] {  // so that messages are launched, and not over
+                  stand_in::stream_of(comm.transport().stream(), "a test")->give([] {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                  });
+                };
+                const auto launched = [] {
+                  std::this_thread::sleep_for(std::chrono::milliseconds(40));
+                };
+                const auto x = at::full({1000}, 1.0 + comm.rank(), at::kFloat).to(device);
+                busy();
+                auto mixed =
+                    neighbor_allreduce_nonblocking(comm, x * 2, topology::fully_connected(2));
+                launched();
+                const auto other = at::empty_like(x);  // memory that is free is spoilt
+                require(mixed.wait().cpu().allclose(at::full({1000}, 3.0, at::kFloat)));
+
+                busy();
+                auto rows = allgather_nonblocking(comm, (x * 2).view({10, 100}).t());
+                launched();
+                const auto another = at::empty_like(x);
+                require(rows.wait().cpu().equal(at::cat(
+                    {at::full({100, 10}, 2.0, at::kFloat), at::full({100, 10}, 4.0, at::kFloat)})));
+              },
+              {.check = check}) == "");
 }
 
 TEST_CASE("gradients are scaled and converted in one pass before their journey, and in one after",
