@@ -4,21 +4,22 @@
 # Checks the NCCL backend, and CUDA tensors, on a machine with one NVIDIA GPU, in one go.
 #
 #   tests/gpu.sh [--dry-run] [--build DIR] [--digits DIR] [--logs DIR] [--limit SECONDS]
+#   tests/gpu.sh --pack FILE
 #
 #   --dry-run     list the checks, and which of them this machine would skip, and why; run nothing
 #   --build DIR   where to build (default: a new temporary directory, removed at the end)
 #   --digits DIR  where MNIST's files are (default: .data/mnist, where examples/quickstart.sh puts them)
 #   --logs DIR    where to leave everything that the compiler and the programs said (default: nowhere)
 #   --limit SECONDS  when to end what runs, and to skip the rest (default: 540)
+#   --pack FILE   write what such a machine has to be given, this checkout's files and the digits, into a
+#                 .tar.gz, and run nothing; gets the digits first, if need be
 #
 # Needs CUDA's toolkit (12.8 or later) with NVRTC, NCCL (2.18 or later), CMake 3.25 or later, a C++20
 # compiler and a GPU; for what concerns tensors a CUDA build of libtorch (Torch_DIR, .venv or
 # python3's); neither MPI, Catch2 nor a network. What is lacking is skipped, with the reason.
 #
-# Digits: git ignores .data, so where the checkout comes from git there are none. With a network,
-#   bash -c 'source examples/support/dependencies.sh && need_digits'
-# puts 5,000 of them (4 MB) into .data/mnist; for a machine without one, do that elsewhere and take
-# .data/mnist along.
+# Digits: git ignores .data, so where the checkout comes from git there are none; --pack brings 5,000 of
+# them (4 MB) along.
 #
 # NCCL is taken from the wheel that libtorch's own wheel brings, if it does, since one process loads
 # one NCCL (NCCL_ROOT names another). Two processes share the GPU, which NCCL accepts if each says that
@@ -34,6 +35,7 @@ build=""
 logs=""
 limit=540
 digits="$root/.data/mnist"
+pack=""
 while [ $# -gt 0 ]; do
   case "$1" in
     --dry-run) dry_run=true ;;
@@ -41,6 +43,7 @@ while [ $# -gt 0 ]; do
     --digits) digits="${2:?--digits needs a directory}" && shift ;;
     --logs) logs="${2:?--logs needs a directory}" && shift ;;
     --limit) limit="${2:?--limit needs seconds}" && shift ;;
+    --pack) pack="${2:?--pack needs a file}" && shift ;;
     --help | -h)
       sed -n '/^# Checks/,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
       exit 0
@@ -49,6 +52,15 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+
+if [ -n "$pack" ]; then
+  set -e
+  need_digits
+  git -C "$root" ls-files -z |
+    tar -C "$root" --null --transform 's,^,bluefog/,' -czf "$(realpath "$pack")" .data/mnist -T -
+  say "$pack: unpack it there, and run bluefog/tests/gpu.sh"
+  exit 0
+fi
 
 # has_file NAME PLACE...: whether one of the places has the file.
 has_file() {

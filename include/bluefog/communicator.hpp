@@ -93,7 +93,7 @@ class communicator {
   /// \return the options in force, those of the environment filled in.
   [[nodiscard]] const communicator_options& options() const noexcept { return state_->options(); }
   /// \return the backend, e.g. for what it offers beyond the concept; stays owned.
-  [[nodiscard]] Backend& transport() noexcept { return state_->transport(); }
+  [[nodiscard]] Backend& transport() const noexcept { return state_->transport(); }
 
   /// Groups ranks by `color`; within a group they are numbered by `key`, then by rank.
   /// \return the communicator of this rank's group.

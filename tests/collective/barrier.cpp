@@ -53,5 +53,5 @@ TEST_CASE("a barrier that somebody misses names him", "[collective][barrier]") {
                 require_contains(text, "barrier");
                 require_contains(text, "not heard from rank 2");
               },
-              {.timeout = std::chrono::milliseconds(300)});
+              {.timeout = std::chrono::milliseconds(1500)});
 }

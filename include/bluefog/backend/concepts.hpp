@@ -70,7 +70,8 @@ concept backend =
       { transport.subset(members, serial) } -> std::same_as<B>;
     };
 
-/// A backend with a native allreduce.
+/// A backend with a native allreduce. (A native barrier has no concept: `barrier` goes by messages,
+/// so that it has a time-out and can name who is missing.)
 ///
 /// Semantic requirements: called by every rank in the same order; `in` and `out` are the same
 /// memory or disjoint. `reduces(op, type)` tells which combinations the transport has; `average`

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include <bluefog/backend/compute.hpp>
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
@@ -36,6 +37,21 @@ inline void expects_same_shape(std::string_view operation, const_buffer in, cons
   expects_same_type(operation, in, out);
   expects(in.count == out.count, operation, ": input has ", in.count, " elements, output has ",
           out.count);
+}
+
+/// Checks that `in` and `out` lie in one kind of memory: both in the host's, or both in a device's.
+template <backend Backend>
+void expects_one_memory(std::string_view operation, const communicator<Backend>& comm,
+                        const_buffer in, const_buffer out) {
+  if constexpr (device_backend<Backend>) {
+    const Backend& transport = comm.transport();
+    const auto kind = [&](const_buffer values) {
+      return transport.on_device(values.data) ? "a device's" : "the host's";
+    };
+    expects(in.data == out.data || in.count == 0 ||
+                transport.on_device(in.data) == transport.on_device(out.data),
+            operation, ": input lies in ", kind(in), " memory, output in ", kind(out));
+  }
 }
 
 /// Checks that `rank` exists on `comm`.
