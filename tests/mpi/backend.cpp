@@ -243,6 +243,30 @@ TEST_CASE("requests complete at every thread level, and other threads may wait w
   check_sum_of_ranks(comm);  // nothing was sent
 }
 
+TEST_CASE("a communicator is made while another one's operation is under way, or that is refused",
+          "[mpi][threads]") {
+  communicator<mpi_backend> comm;
+  if (comm.size() == 1) return;
+  std::vector<double> values(4000, 1.0);  // long enough for two exchanges
+  auto request = bluefog::allreduce_nonblocking(comm, values, values, reduce_op::sum);
+  if (comm.transport().any_thread()) {
+    if (comm.rank() != 0) request.wait();
+    communicator<mpi_backend> another;  // rank 0 makes it meanwhile
+    if (comm.rank() == 0) request.wait();
+    check_sum_of_ranks(another);
+  } else {
+    std::string text;
+    try {
+      communicator<mpi_backend> another;
+    } catch (const bluefog::usage_error& problem) {
+      text = problem.what();
+    }
+    CHECK_THAT(text, ContainsSubstring("while operations are in flight"));
+    request.wait();
+  }
+  CHECK(values == std::vector<double>(4000, comm.size()));
+}
+
 TEST_CASE("operations go on while the program calls nothing", "[mpi][engine]") {
   communicator<mpi_backend> comm;
   if (!comm.transport().any_thread()) return;

@@ -488,22 +488,24 @@ RANKS_TEST("a generator and a discriminator with a wrapper each, one stepping mo
 
 RANKS_TEST("a miscount can be an exception, of every wrapper", "[optim][counting]") {
   const auto check = [&](auto& optimizer, mlp& net, std::string_view option,
-                         std::string_view counted) {
-    play(optimizer, net, comm, "FF", true);
-    const auto text = require_throws<usage_error>([&] { play(optimizer, net, comm, "F", true); });
+                         std::string_view counted, bool by_forward = true) {
+    play(optimizer, net, comm, "FF", by_forward);
+    const auto text =
+        require_throws<usage_error>([&] { play(optimizer, net, comm, "F", by_forward); });
     require_contains(text, concat(option, " is 2"));
     require_contains(text, counted);
     optimizer.step();
     require_equal(optimizer.passes_since_communication(), 0);
   };
   constexpr auto raise = optim::miscount::raise;
-  for (const int kind : {0, 1, 2}) {
+  for (const int kind : {0, 1, 2, 3}) {
     mlp net = make_mlp(comm.rank());
     SGD sgd(net->parameters(), 0.1);
-    if (kind == 0) {
+    if (kind == 0 || kind == 3) {
       adapt_with_combine optimizer(std::move(sgd), net, comm,
                                    {.num_steps_per_communication = 2, .on_miscount = raise});
-      check(optimizer, net, "num_steps_per_communication", "3 forwards");
+      check(optimizer, net, "num_steps_per_communication", kind == 0 ? "3 forwards" : "3 backwards",
+            kind == 0);
       require_equal(optimizer.round(), std::int64_t{1});
     } else if (kind == 1) {
       adapt_then_combine optimizer(std::move(sgd), net, comm,

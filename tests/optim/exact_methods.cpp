@@ -253,12 +253,13 @@ int steps_to_minimizer(const Topology& topology, double rate) {
 
 /// \return the mean square distance from the minimizer after many steps.
 template <class Wrap, class Topology>
-double mean_square_distance(const Topology& topology, Wrap wrap, double momentum) {
+double mean_square_distance(const Topology& topology, Wrap wrap, double momentum,
+                            double rate = step_size) {
   double result = 0;
   run_threads(topology.size(), [&](auto& comm) {
     scalar model(comm.rank(), comm.size());
-    auto optimizer = wrap(sgd_over(model, momentum), model, comm);
-    for (int k = 0; k < 600; ++k) take_step(optimizer, model);
+    auto optimizer = wrap(sgd_over(model, momentum, rate), model, comm);
+    for (int k = 0; k * rate < 60; ++k) take_step(optimizer, model);
     const auto distance = (model.x.detach() - scalar_minimizer(comm.size())).square();
     const auto mean = allreduce(comm, distance);
     if (comm.rank() == 0) result = mean.template item<double>();
@@ -369,6 +370,21 @@ TEST_CASE("with momentum, decentlam and quasi-global momentum have the bias of p
   CHECK(std::abs(ends_at(quasi, 0.9) - 4.737816509650e-1) < 1e-10);
   CHECK(std::abs(ends_at(plain, 0) - 4.737816509650e-1) < 1e-10);
   CHECK(std::abs(ends_at(plain, 0.9) - 2.769559149152) < 1e-10);
+
+  const double slowly = 0.05;
+  CHECK(std::abs(mean_square_distance(ring, lam, 0.9, slowly) - 1.780510930826e-1) < 1e-10);
+  CHECK(std::abs(mean_square_distance(ring, quasi, 0.9, slowly) - 1.780510930826e-1) < 1e-10);
+  CHECK(std::abs(mean_square_distance(ring, plain, 0.9, slowly) - 1.990172270108) < 1e-10);
+
+  const topology::exponential directed(8);
+  const auto quasi_directed = [&](auto sgd, auto& model, auto& comm) {
+    return optim::quasi_global_momentum(std::move(sgd), model, comm, directed);
+  };
+  const auto plain_directed = [&](auto sgd, auto& model, auto& comm) {
+    return optim::adapt_then_combine(std::move(sgd), model, comm, directed);
+  };
+  CHECK(std::abs(mean_square_distance(directed, quasi_directed, 0.9) - 2.413420214829e-2) < 1e-10);
+  CHECK(std::abs(mean_square_distance(directed, plain_directed, 0.9) - 1.388194417978) < 1e-10);
 }
 
 RANKS_TEST("corrections sum to zero, and trackers have the mean of the gradients",

@@ -36,7 +36,8 @@ namespace bluefog {
 /// never mix with the library's. Buffers lie in host memory. From `MPI_THREAD_SERIALIZED` on any
 /// thread may call any function, except that below `MPI_THREAD_MULTIPLE` a program takes
 /// `mpi::library::serialize()` around its own calls to MPI; below `MPI_THREAD_SERIALIZED` only the
-/// thread that initialised MPI may call. Initialises MPI if nobody did, see `mpi::library`.
+/// thread that initialised MPI may call, and a communicator is made with nothing in flight.
+/// Initialises MPI if nobody did, see `mpi::library`.
 class mpi_backend {
  public:
   using operation_type = mpi::operation;
@@ -164,6 +165,9 @@ class mpi_backend {
 
   [[nodiscard]] static mpi::unique_communicator copy_of(MPI_Comm group) {
     static_cast<void>(whole_job());
+    expects(mpi::threads::any() || mpi::library::operations_in_flight() == 0,
+            "mpi_backend: a communicator cannot be made while operations are in flight where MPI "
+            "serves one thread only, which makes no progress meanwhile; wait for them first");
     expects(group != MPI_COMM_NULL, "mpi_backend: the communicator is MPI_COMM_NULL");
     {
       const auto lock = mpi::library::serialize();
