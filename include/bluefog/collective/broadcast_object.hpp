@@ -93,9 +93,8 @@ template <backend Backend, broadcastable_object T>
 /// \param root   whose object; the same on every rank.
 /// \return the root's object.
 /// \throws usage_error if there is no such rank; nothing was sent.
-/// \throws mismatch_error if the root's bytes are no such object; peer_error if the root's
-/// `to_bytes`
-///         has thrown, which the root itself throws; timeout_error, transport_error.
+/// \throws mismatch_error if the root's bytes are no such object; peer_error if the root could not
+///         write it, where the root throws what kept it from that; timeout_error, transport_error.
 /// \note Costs two broadcasts: of the length and of the bytes.
 template <backend Backend, broadcastable_object T>
 [[nodiscard]] T broadcast_object(communicator<Backend>& comm, const T& value, int root,

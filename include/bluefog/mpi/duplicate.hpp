@@ -19,9 +19,13 @@
 
 namespace bluefog::mpi {
 
-/// Duplicates a communicator. Collective over `group`, and where its ranks meet first: it warns of
-/// ranks that do not come, and gives up, as operations do, with the times of the environment. Other
-/// threads may call MPI meanwhile. \throws timeout_error if some rank does not come in time.
+/// Duplicates a communicator.
+///
+/// Collective over `group`, and where its ranks meet first: it warns of ranks that do not come, and
+/// gives up, as operations do, with the times of the environment. Other threads may call MPI
+/// meanwhile.
+///
+/// \throws timeout_error if some rank does not come in time.
 [[nodiscard]] inline unique_communicator duplicate(MPI_Comm group) {
   using clock = std::chrono::steady_clock;
   struct meeting {

@@ -167,28 +167,29 @@ TEST_CASE("optimizers follow the stream that the program works on", "[nccl][tens
 
 TEST_CASE("values of the host for a result of the device are refused before anything is sent",
           "[nccl][tensor]") {
-  CHECK(run_nccl_ranks(
-            2,
-            [](nccl_communicator& comm) {
-              std::vector<float> host(4, 1.0F);
-              const auto x = at::ones({4}, at::TensorOptions().device(device_of(comm)));
-              const std::span<float> device(x.data_ptr<float>(), 4);
-              const auto refused = [&](auto act) {
-                require_contains(require_throws<usage_error>(act),
-                                 "input lies in the host's memory, output in a device's");
-              };
-              const auto graph = topology::fully_connected(2);
-              refused([&] { allreduce(comm, host, device, reduce_op::sum); });
-              refused([&] { broadcast(comm, host, device, 0); });
-              refused([&] { neighbor_allreduce(comm, host, device, graph); });
-              refused([&] { pair_gossip(comm, host, device, 1 - comm.rank()); });
-              require_contains(require_throws<usage_error>(
-                                   [&] { allreduce(comm, device, host, reduce_op::sum); }),
-                               "input lies in a device's memory, output in the host's");
-              allreduce(comm, device, device, reduce_op::sum);
-              require(x.cpu().equal(at::full({4}, 2.0, at::kFloat)));
-            },
-            {}) == "");
+  CHECK(run_nccl_ranks(2,
+                       [](nccl_communicator& comm) {
+                         std::vector<float> host(4, 1.0F);
+                         const auto x = at::ones({4}, at::TensorOptions().device(device_of(comm)));
+                         const std::span<float> device(x.data_ptr<float>(), 4);
+                         const auto refused = [&](auto act) {
+                           require_contains(
+                               require_throws<usage_error>(act),
+                               "input lies in the host's memory, output in a device's");
+                         };
+                         const auto graph = topology::fully_connected(2);
+                         refused([&] { allreduce(comm, host, device, reduce_op::sum); });
+                         refused([&] { broadcast(comm, host, device, 0); });
+                         refused([&] { neighbor_allreduce(comm, host, device, graph); });
+                         refused([&] { pair_gossip(comm, host, device, 1 - comm.rank()); });
+                         require_contains(require_throws<usage_error>([&] {
+                                            allreduce(comm, device, host, reduce_op::sum);
+                                          }),
+                                          "input lies in a device's memory, output in the host's");
+                         allreduce(comm, device, device, reduce_op::sum);
+                         require(x.cpu().equal(at::full({4}, 2.0, at::kFloat)));
+                       },
+                       {}) == "");
 }
 
 TEST_CASE("a tensor on another device than the communicator's is refused, with both",
