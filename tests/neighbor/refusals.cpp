@@ -85,6 +85,28 @@ RANKS_TEST("check mode names the pair whose sends and receives do not fit, on ev
   require(x == untouched, "a refused operation has changed its input");
 }
 
+RANKS_TEST("check mode names the pair that does not fit of several arrays, and between machines",
+           "[neighbor][refusal][check]") {
+  if (comm.size() == 1) return;
+  auto checked = with_options(comm, {.check = true, .ranks_per_machine = 1});
+  std::vector<float> x(10, 1.0F);
+  std::vector<std::vector<float>> arrays(2, x);
+  const auto untouched = arrays;
+  const auto unexpected = comm.rank() == 0 ? neighborhood{.destinations = {{1}}} : neighborhood{};
+  const auto absent = comm.rank() == 1 ? neighborhood{.sources = {{0}}} : neighborhood{};
+  const std::string sends = "rank 0 sends to rank 1, which does not receive from it";
+  const std::string receives = "rank 1 receives from rank 0, which does not send to it";
+  disagree(checked, "neighbor_allreduce", sends,
+           [&] { neighbor_allreduce(checked, arrays, arrays, unexpected); });
+  disagree(checked, "neighbor_allreduce", receives,
+           [&] { neighbor_allreduce(checked, arrays, arrays, absent); });
+  disagree(checked, "hierarchical_neighbor_allreduce", sends,
+           [&] { hierarchical_neighbor_allreduce(checked, x, x, unexpected); });
+  disagree(checked, "hierarchical_neighbor_allreduce", receives,
+           [&] { hierarchical_neighbor_allreduce(checked, x, x, absent); });
+  require(arrays == untouched && x == untouched.front(), "a refused operation changed its input");
+}
+
 RANKS_TEST("check mode tells graphs of the same edges and other weights apart, on every rank",
            "[neighbor][refusal][check]") {
   const int n = comm.size();
