@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <bluefog/tensor.hpp>
+#include <bluefog/thread.hpp>
 #include <bluefog/topology.hpp>
 
 #include "support/irregular_graph.hpp"
@@ -118,6 +119,22 @@ RANKS_TEST("the gradient of neighbour operations is the transposed exchange",
     return peer < comm.size() ? bluefog::pair_gossip(comm, x, peer, 0.25, 0.5 + comm.rank())
                               : x * 1;
   });
+}
+
+TEST_CASE("the gradient of a mix between machines goes back along their links",
+          "[tensor][autograd][hierarchical][thread]") {
+  bluefog::run_threads(6,
+                       [](auto& comm) {
+                         const int machine = comm.machine_rank();
+                         const neighborhood links{
+                             .self_weight = 0.5,
+                             .sources = {{(machine + 2) % 3, 0.25}},
+                             .destinations = {{(machine + 1) % 3, 3.0 + machine}}};
+                         check_both_derivatives(comm, {2}, [&](const at::Tensor& x) {
+                           return bluefog::hierarchical_neighbor_allreduce(comm, x, links);
+                         });
+                       },
+                       {.ranks_per_machine = 2});
 }
 
 RANKS_TEST(
