@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -24,9 +25,16 @@ class outbox {
     int peer;
   };
 
+  /// Has `look` called with every message just before it is sent, on the rank's own thread. To be
+  /// set before the rank has a communicator.
+  void watch(std::function<void(const message&)> look) { look_ = std::move(look); }
+  [[nodiscard]] bool watched() const noexcept { return look_ != nullptr; }
+
   void add(bluefog::const_buffer in, int peer) {
+    const message made{in.data, in.bytes(), peer};
+    if (look_) look_(made);
     const std::scoped_lock lock(mutex_);
-    messages_.push_back({in.data, in.bytes(), peer});
+    messages_.push_back(made);
   }
   /// \return what came since the last call.
   [[nodiscard]] std::vector<message> take() {
@@ -35,6 +43,7 @@ class outbox {
   }
 
  private:
+  std::function<void(const message&)> look_;
   std::mutex mutex_;
   std::vector<message> messages_;
 };
@@ -70,7 +79,10 @@ class recording_backend {
   [[nodiscard]] int rank() const noexcept { return inner_.rank(); }
   [[nodiscard]] int size() const noexcept { return inner_.size(); }
   [[nodiscard]] int machine() const noexcept { return inner_.machine(); }
-  [[nodiscard]] bool any_thread() const noexcept { return inner_.any_thread(); }
+  // Without a communication thread the one that starts an operation sends.
+  [[nodiscard]] bool any_thread() const noexcept {
+    return inner_.any_thread() && !sent_->watched();
+  }
   [[nodiscard]] recording_exchange<Inner> exchange(bluefog::message_tag tag) {
     return {inner_, tag, *sent_};
   }
