@@ -4,7 +4,9 @@
 #include <chrono>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <bluefog/collective.hpp>
@@ -18,6 +20,7 @@
 #include "gpu/program/tensors.hpp"
 #include "nccl/support.hpp"
 #include "nccl/tensors/device_tensors.hpp"
+#include "tensor/support.hpp"
 
 using namespace bluefog;
 using namespace bluefog_test;
@@ -36,6 +39,27 @@ void require_all(Comm& comm, at::Device device) {
   gpu::check_tensors(comm, device, found);
   gpu::check_training(comm, device, found);
   for (const auto& [check, problem] : found) require_equal(check + ": " + problem, check + ": ");
+}
+
+/// Requires that a model which moves once `wrap(model)` has wrapped it is refused with `text`, and
+/// learns on when it is back.
+template <class Wrap>
+void require_refused_move(at::Device from, at::Device to, std::string_view text, const Wrap& wrap) {
+  torch::nn::Linear model(torch::nn::LinearOptions(2, 1).bias(false));
+  model->to(from);
+  auto optimizer = wrap(model);
+  const auto learn = [&](at::Device where) {
+    optimizer.zero_grad();
+    optimizer.forward(model, at::ones({1, 2}, where)).sum().backward();
+    optimizer.step();
+  };
+  learn(from);
+  model->to(to);
+  require_contains(require_throws<usage_error>([&] { learn(to); }), text);
+  model->to(from);
+  const at::Tensor before = model->weight.detach().cpu().clone();
+  learn(from);
+  require_tensor(model->weight.cpu(), before - 1);
 }
 
 }  // namespace
@@ -209,4 +233,30 @@ TEST_CASE("a tensor on another device than the communicator's is refused, with b
                          require(allreduce(comm, x.to(device_of(comm))).cpu().equal(at::ones({3})));
                        },
                        {}) == "");
+}
+
+TEST_CASE("a model that moves to another device while it is wrapped is refused, with both",
+          "[nccl][optim]") {
+  const at::Device host(at::kCPU), first(at::kCUDA, 0), second(at::kCUDA, 1);
+  for (const auto& [from, to] : {std::pair(host, first), {first, host}, {first, second}})
+    run_threads(2, [&](auto& comm) {
+      const auto sgd = [](torch::nn::Linear& model) {
+        return torch::optim::SGD(model->parameters(), 1.0);
+      };
+      require_refused_move(from, to,
+                           concat("parameter_arena: parameter \"weight\" was on ", from,
+                                  " when it was wrapped and is on ", to, " now"),
+                           [&](torch::nn::Linear& model) {
+                             broadcast_parameters(comm, *model, 0);
+                             return optim::adapt_then_combine(
+                                 sgd(model), *model, comm, topology::fully_connected(comm.size()));
+                           });
+      require_refused_move(from, to,
+                           concat("gradient_allreduce: parameter \"weight\" was Float [1, 2] on ",
+                                  from, " when it was wrapped and is Float [1, 2] on ", to, " now"),
+                           [&](torch::nn::Linear& model) {
+                             return optim::gradient_allreduce(sgd(model), *model, comm);
+                           });
+    });
+  CHECK(stand_in::broken_rules() == "");
 }
