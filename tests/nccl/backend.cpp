@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <future>
 #include <memory>
 #include <string>
@@ -241,8 +242,11 @@ TEST_CASE("a rank that is missing at the start is a timeout_error that says so",
 // The stand-in's ranks are threads of one process: processes meet, and agree on their devices, but
 // do not communicate.
 TEST_CASE("a rank that a launcher has started", "[.][launched]") {
-  const nccl::meeting here = nccl::meet_by_environment();
-  CHECK(here.rank == std::stoi(std::getenv("RANK")));
+  const int own = std::stoi(std::getenv("RANK"));
+  const char* const file = std::getenv("BLUEFOG_TEST_MEETING");
+  const nccl::meeting here =
+      file != nullptr ? nccl::meet_by_file(file, own, 2) : nccl::meet_by_environment();
+  CHECK(here.rank == own);
   CHECK(here.size == 2);
   if (std::getenv("LOCAL_RANK") == nullptr) {
     const nccl::group all = nccl::make_group(here);
@@ -264,6 +268,14 @@ TEST_CASE("two processes meet by what the environment says, and agree on their d
           "[nccl][bootstrap]") {
   CHECK(launch_two(""));
   CHECK(launch_two("LOCAL_RANK=3"));
+}
+
+TEST_CASE("two processes meet by a file", "[nccl][bootstrap]") {
+  const auto file =
+      std::filesystem::temp_directory_path() / ("bluefog_meeting_" + std::to_string(getpid()));
+  CHECK(launch_two("BLUEFOG_TEST_MEETING=" + file.string()));
+  CHECK(launch_two("BLUEFOG_TEST_MEETING=" + file.string()));  // where the file of others is
+  std::filesystem::remove(file);
 }
 
 TEST_CASE("ranks that met by the environment communicate", "[nccl][bootstrap]") {
