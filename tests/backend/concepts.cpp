@@ -75,6 +75,27 @@ struct backend_with_broadcast : whole_backend {
   backend_with_broadcast subset(std::span<const int>, std::uint64_t) { return {}; }
   whole_operation broadcast(mutable_buffer, int) { return {}; }
 };
+struct backend_with_allreduce : whole_backend {
+  backend_with_allreduce subset(std::span<const int>, std::uint64_t) { return {}; }
+  bool reduces(reduce_op, dtype) const noexcept { return true; }
+  whole_operation allreduce(const_buffer, mutable_buffer, reduce_op) { return {}; }
+};
+struct backend_that_does_not_say_what_it_reduces : whole_backend {
+  backend_that_does_not_say_what_it_reduces subset(std::span<const int>, std::uint64_t) {
+    return {};
+  }
+  whole_operation allreduce(const_buffer, mutable_buffer, reduce_op) { return {}; }
+};
+struct backend_with_allgather : whole_backend {
+  backend_with_allgather subset(std::span<const int>, std::uint64_t) { return {}; }
+  whole_operation allgather(const_buffer, mutable_buffer, std::span<const std::int64_t>) {
+    return {};
+  }
+};
+struct backend_with_allgather_of_equal_parts : whole_backend {
+  backend_with_allgather_of_equal_parts subset(std::span<const int>, std::uint64_t) { return {}; }
+  whole_operation allgather(const_buffer, mutable_buffer) { return {}; }
+};
 
 }  // namespace
 
@@ -85,6 +106,8 @@ TEST_CASE("concepts accept what has everything", "[backend][concepts]") {
   STATIC_REQUIRE(backend<thread_backend>);
   STATIC_REQUIRE(letter_backend<thread_backend>);
   STATIC_REQUIRE(broadcasting_backend<backend_with_broadcast>);
+  STATIC_REQUIRE(allreducing_backend<backend_with_allreduce>);
+  STATIC_REQUIRE(gathering_backend<backend_with_allgather>);
 }
 
 TEST_CASE("concepts refuse what lacks something", "[backend][concepts]") {
@@ -103,7 +126,10 @@ TEST_CASE("concepts refuse what lacks something", "[backend][concepts]") {
 TEST_CASE("a capability is not claimed by having another", "[backend][concepts]") {
   STATIC_REQUIRE_FALSE(broadcasting_backend<whole_backend>);
   STATIC_REQUIRE_FALSE(allreducing_backend<backend_with_broadcast>);
+  STATIC_REQUIRE_FALSE(allreducing_backend<backend_that_does_not_say_what_it_reduces>);
   STATIC_REQUIRE_FALSE(gathering_backend<thread_backend>);
+  STATIC_REQUIRE_FALSE(gathering_backend<backend_with_allreduce>);
+  STATIC_REQUIRE_FALSE(gathering_backend<backend_with_allgather_of_equal_parts>);
   STATIC_REQUIRE_FALSE(letter_backend<whole_backend>);
 }
 
