@@ -30,11 +30,11 @@ class outbox {
   void watch(std::function<void(const message&)> look) { look_ = std::move(look); }
   [[nodiscard]] bool watched() const noexcept { return look_ != nullptr; }
 
-  void add(bluefog::const_buffer in, int peer) {
-    const message made{in.data, in.bytes(), peer};
-    if (look_) look_(made);
+  void add(const std::vector<message>& messages) {
+    if (look_)
+      for (const message& each : messages) look_(each);
     const std::scoped_lock lock(mutex_);
-    messages_.push_back(made);
+    messages_.insert(messages_.end(), messages.begin(), messages.end());
   }
   /// \return what came since the last call.
   [[nodiscard]] std::vector<message> take() {
@@ -55,18 +55,22 @@ class recording_exchange {
       : inner_(transport.exchange(tag)), sent_(&sent) {}
 
   void send(bluefog::const_buffer in, int peer) {
-    sent_->add(in, peer);
+    messages_.push_back({in.data, in.bytes(), peer});
     inner_.send(in, peer);
   }
   void receive(bluefog::mutable_buffer out, int peer) { inner_.receive(out, peer); }
-  [[nodiscard]] typename Inner::operation_type submit() && { return std::move(inner_).submit(); }
+  [[nodiscard]] typename Inner::operation_type submit() && {
+    sent_->add(messages_);
+    return std::move(inner_).submit();
+  }
 
  private:
   decltype(std::declval<Inner&>().exchange(bluefog::message_tag{})) inner_;
   outbox* sent_;
+  std::vector<outbox::message> messages_;
 };
 
-/// Notes where each message lies that is sent.
+/// Notes where each message lies that is sent, when it is submitted.
 template <bluefog::backend Inner>
 class recording_backend {
  public:
