@@ -3,6 +3,8 @@
 #include <vector>
 
 #include <bluefog/collective.hpp>
+#include <bluefog/neighbor/allreduce.hpp>
+#include <bluefog/topology/ring.hpp>
 
 #include "collective/support.hpp"
 
@@ -99,6 +101,33 @@ RANKS_TEST("check mode finds the operation that does not fit among many in fligh
       requests[i].wait();
     if (i != 3) require_equal(x[i][0], static_cast<float>(comm.size()));
   }
+}
+
+RANKS_TEST("what check mode sends is no payload", "[collective][check]") {
+  auto checked = with_options(comm, {.check = true});
+  auto unchecked = with_options(comm, {.check = false});
+  const topology::ring graph(comm.size());
+  std::vector<float> x(1000, 1.0F);
+  const auto costs = [&](auto act) {
+    const auto plain = traffic_of(unchecked, [&] { act(unchecked); });
+    const auto both = traffic_of(checked, [&] { act(checked); });
+    require_equal(both.bytes_sent, plain.bytes_sent);
+    require_equal(both.messages_sent, plain.messages_sent);
+    require_equal(both.operations, plain.operations);
+    require(comm.size() == 1 || plain.bytes_sent > 0, "it sends nothing");
+    const auto more_messages = both.control_messages - plain.control_messages;
+    const auto more_bytes = both.control_bytes - plain.control_bytes;
+    if (comm.size() == 1) {
+      require_equal(more_messages, 0);
+      require_equal(more_bytes, 0);
+    } else {
+      // At least one message to every other rank.
+      require(more_messages >= comm.size() - 1, "nothing was compared");
+      require(more_bytes >= more_messages, "messages without anything in them");
+    }
+  };
+  costs([&](auto& over) { allreduce(over, x, x); });
+  costs([&](auto& over) { neighbor_allreduce(over, x, x, graph); });
 }
 
 RANKS_TEST("without check mode a message of another length is still never data",
