@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import venv
 
 
 def parse():
@@ -43,7 +44,7 @@ def require(condition, what):
         sys.exit(f"not so: {what}")
 
 
-def configure(source, build, *options):
+def configure(source, build, *options, env=None):
     """Configures from nothing. Says where MPI is, as this build knows, and nothing about libtorch."""
     shutil.rmtree(build, ignore_errors=True)
     command = [A.cmake, "-S", source, "-B", build, "-G", A.generator, f"-DCMAKE_CXX_COMPILER={A.compiler}"]
@@ -51,7 +52,7 @@ def configure(source, build, *options):
         command.append(f"-DCMAKE_CXX_COMPILER_LAUNCHER={A.launcher}")
     if A.mpi_compiler:
         command += [f"-DMPI_CXX_COMPILER={A.mpi_compiler}", f"-DMPIEXEC_EXECUTABLE={A.mpiexec}"]
-    return run(*command, *options)
+    return run(*command, *options, env=env)
 
 
 def with_or_without(torch=None):
@@ -196,6 +197,12 @@ def errors():
     text = refused(whole, "-DCONSUMER_COMPONENTS=core", "-DCONSUMER_VERSION=0.2")
     require("0.1" in text and "0.2" in text, "another minor version does not fit")
 
+    done = configure(A.source, A.work / "errors", "-DBLUEFOG_WITH_MPI=ON", "-DBLUEFOG_WITH_TORCH=OFF", "-DBLUEFOG_WITH_NCCL=OFF",
+                     "-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON")
+    text = said(done.stdout)
+    require(done.returncode != 0 and "no MPI found" in text and "`apt-get install libopenmpi-dev openmpi-bin`" in text
+            and "-DBLUEFOG_WITH_MPI=OFF" in text, "without MPI it says how to get one, and how to do without")
+
     if A.nccl:
         old = A.work / "old_nccl"
         (old / "include").mkdir(parents=True, exist_ok=True)
@@ -235,6 +242,20 @@ def fake_libtorch(name, needs):
     return folder
 
 
+def python_with_torch():
+    """A Python environment with a torch in it: the torch's folder, and environment variables where its python3 is first."""
+    folder = A.work / "on_path"
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, symlinks=True)
+    site = next(folder.glob("lib/python3*/site-packages"))
+    torch = fake_libtorch(site.relative_to(A.work) / "torch", "libc.so.6")
+    (torch / "__init__.py").write_text("raise SystemExit('torch was imported')\n")
+    unwanted = ("Torch_DIR", "CMAKE_PREFIX_PATH", "PYTHONHOME", "PYTHONPATH")
+    env = {name: value for name, value in os.environ.items() if name not in unwanted}
+    env["PATH"] = f"{folder / 'bin'}{os.pathsep}{env['PATH']}"
+    return torch.resolve(), env
+
+
 def libtorch():
     """Each way to name a libtorch is understood."""
     if not A.torch:
@@ -261,6 +282,11 @@ def libtorch():
     ):
         done = configure(source, A.work / "libtorch", f"-DBLUEFOG_SOURCE={A.source}", option)
         require(done.returncode == 0 and f"links {expected}/lib/libtorch_cpu.so" in done.stdout, f"{option} is understood")
+
+    on_path, env = python_with_torch()
+    done = configure(source, A.work / "libtorch", f"-DBLUEFOG_SOURCE={A.source}", env=env)
+    require(done.returncode == 0 and f"links {on_path}/lib/libtorch_cpu.so" in done.stdout,
+            "without a hint the python3 on PATH is asked, and does not load what it has")
 
     cuda = fake_libtorch("libtorch_cuda", "libcudart.so.99")
     done = configure(source, A.work / "libtorch", f"-DBLUEFOG_SOURCE={A.source}", f"-DTorch_DIR={cuda}")
