@@ -69,6 +69,8 @@ TEST_CASE("who waits sleeps longer and longer, but never for more than 100 us",
     CHECK(delays.size() > 2);  // in steps
     // A caller that has nothing else to do tries longer than a thread beside a computation.
     CHECK((rounds_at_once > 100) == (who == detail::waiting::foreground));
+    for (int round = 0; round < 220'000'000; ++round) pause.count();  // six hours
+    CHECK(pause.delay() == 100us);
     pause.reset();
     CHECK(pause.delay() == 0us);
     CHECK_FALSE(pause.slow());

@@ -29,13 +29,12 @@ class backoff {
   /// \return how long to sleep now; zero for not at all.
   [[nodiscard]] std::chrono::microseconds delay() const noexcept {
     const int slept = round_ - spins - yields_;
-    if (slept <= 0) return std::chrono::microseconds(0);
-    return std::chrono::microseconds(std::min(100, 10 * slept));
+    return std::chrono::microseconds(10 * std::clamp(slept, 0, 10));
   }
 
   /// Waits a little, longer with every call.
   void pause() {
-    ++round_;
+    count();
     if (round_ <= spins) return;
     if (const auto time = delay(); time.count() > 0)
       std::this_thread::sleep_for(time);
@@ -44,10 +43,13 @@ class backoff {
   }
 
   /// Counts a wait that the caller did by other means.
-  void count() noexcept { ++round_; }
+  void count() noexcept {
+    if (round_ < most) ++round_;
+  }
 
  private:
   static constexpr int spins = 20;
+  static constexpr int most = 1'000'000;  // beyond it nothing changes, however long the wait
 
   int yields_;
   int round_ = 0;
