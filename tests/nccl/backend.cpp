@@ -416,6 +416,19 @@ TEST_CASE("a thread's device is again the current one where it has been used", "
   }).join();
 }
 
+TEST_CASE("what a stream still does when its communicator ends is waited for, not left behind",
+          "[nccl][lifetime]") {
+  const int before = stand_in::living_objects();
+  CHECK(on_two_ranks([](nccl_communicator& comm) {
+          barrier(comm);
+          const nccl::device_scope scope(comm.transport().device());
+          stand_in::stream_of(comm.transport().stream(), "a test")->give([] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          });
+        }) == "");
+  CHECK(stand_in::living_objects() == before);
+}
+
 TEST_CASE("communicators made from one another, and many in turn, leave nothing behind",
           "[nccl][lifetime]") {
   const int before = stand_in::living_objects();

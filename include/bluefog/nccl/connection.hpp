@@ -184,7 +184,7 @@ class connection {
     try {
       const auto inside = enter();
       // Ranks that still talk to each other need not be told that this one has left.
-      if (!is_aborted() && !finished()) end("it was closed");
+      if (!is_aborted()) finished() ? let_finish() : end("it was closed");
       if (is_working()) {
         bluefog::detail::keep_for_ever(std::pair(device_memory_, pinned_memory_));
         bluefog::detail::keep_for_ever(std::move(stream_));
@@ -204,6 +204,11 @@ class connection {
     } catch (...) {  // no memory for the reason; the abort matters more
     }
     detail::abort_in_time(ending, device_);
+    let_finish();
+  }
+
+  // Waits, for a second at most, until the stream has done what is left.
+  void let_finish() const noexcept {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
     while (is_working() && std::chrono::steady_clock::now() < deadline)
       std::this_thread::sleep_for(std::chrono::microseconds(20));
