@@ -283,6 +283,18 @@ void with_one_averaging(Comm& comm, const Graph& graph, const Use& use) {
   });
 }
 
+/// Calls `use` with what wraps an optimizer in each method without bias: tracking with one peer per
+/// step, the others over a ring.
+template <class Comm, class Use>
+void with_methods_without_bias(Comm& comm, const Use& use) {
+  const topology::ring ring(comm.size());
+  use([&](auto sgd, auto& model) { return optim::gradient_tracking(std::move(sgd), model, comm); });
+  use([&](auto sgd, auto& model) {
+    return optim::exact_diffusion(std::move(sgd), model, comm, ring);
+  });
+  use([&](auto sgd, auto& model) { return optim::extra(std::move(sgd), model, comm, ring); });
+}
+
 }  // namespace
 
 RANKS_TEST("over symmetric graphs every method follows its recursion", "[optim][exact_methods]") {
@@ -321,18 +333,8 @@ RANKS_TEST("methods without bias end at the minimizer, averaging alone does not"
     for (int k = 0; k < 300; ++k) take_step(optimizer, model);
     return largest(comm, model.now() - all.minimizer());
   };
+  with_methods_without_bias(comm, [&](auto wrap) { require_near(distance(wrap), 0, 1e-10); });
   const topology::ring ring(comm.size());
-  const auto tracked = distance([&](auto sgd, auto& model) {
-    return optim::gradient_tracking(std::move(sgd), model, comm);  // one peer per step
-  });
-  require_near(tracked, 0, 1e-10);
-  const auto diffused = distance([&](auto sgd, auto& model) {
-    return optim::exact_diffusion(std::move(sgd), model, comm, ring);
-  });
-  require_near(diffused, 0, 1e-10);
-  const auto extrapolated = distance(
-      [&](auto sgd, auto& model) { return optim::extra(std::move(sgd), model, comm, ring); });
-  require_near(extrapolated, 0, 1e-10);
   const auto biased = distance([&](auto sgd, auto& model) {
     return optim::adapt_with_combine(std::move(sgd), model, comm, ring);
   });
@@ -493,13 +495,8 @@ RANKS_TEST("a saved method goes on where it was", "[optim][exact_methods]") {
     torch::load(resumed, plain);
     require_equal(resumed.round(), 0);
   };
+  with_methods_without_bias(comm, check);
   const topology::ring ring(comm.size());
-  check(
-      [&](auto sgd, auto& model) { return optim::gradient_tracking(std::move(sgd), model, comm); });
-  check([&](auto sgd, auto& model) {
-    return optim::exact_diffusion(std::move(sgd), model, comm, ring);
-  });
-  check([&](auto sgd, auto& model) { return optim::extra(std::move(sgd), model, comm, ring); });
   check([&](auto sgd, auto& model) { return optim::decentlam(std::move(sgd), model, comm, ring); });
   check([&](auto sgd, auto& model) {
     return optim::quasi_global_momentum(std::move(sgd), model, comm);
@@ -519,13 +516,7 @@ RANKS_TEST("with another rank's state a method begins anew, and ends at the mini
     for (int k = 0; k < 300; ++k) take_step(optimizer, model);
     require_near(largest(comm, model.now() - all.minimizer()), 0, 1e-10);
   };
-  const topology::ring ring(comm.size());
-  check(
-      [&](auto sgd, auto& model) { return optim::gradient_tracking(std::move(sgd), model, comm); });
-  check([&](auto sgd, auto& model) {
-    return optim::exact_diffusion(std::move(sgd), model, comm, ring);
-  });
-  check([&](auto sgd, auto& model) { return optim::extra(std::move(sgd), model, comm, ring); });
+  with_methods_without_bias(comm, check);
 }
 
 RANKS_TEST("parameters may come later, be frozen, or have no gradient", "[optim][exact_methods]") {

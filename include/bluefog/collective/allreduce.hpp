@@ -32,8 +32,7 @@ template <backend Backend>
 [[nodiscard]] call_description check_allreduce(const communicator<Backend>& comm, const_buffer in,
                                                const_buffer out, reduce_op op,
                                                const allreduce_options& options) {
-  expects_same_shape("allreduce", in, out);
-  expects_one_memory("allreduce", comm, in, out);
+  expects_fitting("allreduce", comm, in, out);
   expects(op != reduce_op::average || is_floating(in.type),
           "allreduce: average needs a floating type, got ", in.type, "; use sum");
   return describe(comm, "allreduce", {options.name}, " ", in.type, " [", in.count, "] ", op,

@@ -32,17 +32,14 @@ inline void expects_same_type(std::string_view operation, const_buffer in, const
   expects(in.type == out.type, operation, ": input is ", in.type, ", output is ", out.type);
 }
 
-/// Checks that `out` can hold what comes of `in`.
-inline void expects_same_shape(std::string_view operation, const_buffer in, const_buffer out) {
+/// Checks that `out` can hold what comes of `in`, in the same kind of memory: the host's or a
+/// device's.
+template <backend Backend>
+void expects_fitting(std::string_view operation, const communicator<Backend>& comm, const_buffer in,
+                     const_buffer out) {
   expects_same_type(operation, in, out);
   expects(in.count == out.count, operation, ": input has ", in.count, " elements, output has ",
           out.count);
-}
-
-/// Checks that `in` and `out` lie in one kind of memory: both in the host's, or both in a device's.
-template <backend Backend>
-void expects_one_memory(std::string_view operation, const communicator<Backend>& comm,
-                        const_buffer in, const_buffer out) {
   if constexpr (device_backend<Backend>) {
     const Backend& transport = comm.transport();
     const auto kind = [&](const_buffer values) {

@@ -18,8 +18,7 @@ template <backend Backend>
 [[nodiscard]] call_description check_broadcast(const communicator<Backend>& comm, const_buffer in,
                                                const_buffer out, int root,
                                                const call_options& options) {
-  expects_same_shape("broadcast", in, out);
-  expects_one_memory("broadcast", comm, in, out);
+  expects_fitting("broadcast", comm, in, out);
   expects_rank("broadcast", comm, root, "root");
   return describe(comm, "broadcast", options, " ", in.type, " [", in.count, "] from rank ", root);
 }

@@ -46,7 +46,7 @@ class mpi_backend {
 
   /// All ranks that the launcher started. Collective.
   /// \throws usage_error if a launcher started several and MPI sees one; timeout_error as below.
-  mpi_backend() : mpi_backend(whole_job()) {}
+  mpi_backend() : mpi_backend(MPI_COMM_WORLD) {}
 
   /// The ranks of `group`, which stays the caller's. Collective over `group`.
   /// \param longest_message  bytes after which a message travels in pieces, at most 2^31 - 1.
@@ -137,13 +137,12 @@ class mpi_backend {
     machine_ = lowest_rank_sharing_memory();
   }
 
-  [[nodiscard]] static MPI_Comm whole_job() {
+  static void expect_launched() {
     mpi::library::instance();
     const auto lock = mpi::library::serialize();
     int size = 0;
     mpi::check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
     mpi::library::expects_matching_launcher(size);
-    return MPI_COMM_WORLD;
   }
 
   // Begins pieces of at most `longest` that make up `total`; at least one, as on the other ranks.
@@ -164,7 +163,7 @@ class mpi_backend {
   }
 
   [[nodiscard]] static mpi::unique_communicator copy_of(MPI_Comm group) {
-    static_cast<void>(whole_job());
+    expect_launched();
     expects(mpi::threads::any() || mpi::library::operations_in_flight() == 0,
             "mpi_backend: a communicator cannot be made while operations are in flight where MPI "
             "serves one thread only, which makes no progress meanwhile; wait for them first");

@@ -24,8 +24,7 @@ template <backend Backend>
                                          std::string_view operation, const_buffer in,
                                          const_buffer out, const neighborhood& links,
                                          const call_options& options) {
-  expects_same_shape(operation, in, out);
-  expects_one_memory(operation, comm, in, out);
+  expects_fitting(operation, comm, in, out);
   expects(is_floating(in.type), operation, ": weights need a floating type, got ", in.type);
   validate(operation, links, comm.rank(), comm.size());
   auto call = describe(comm, operation, options, " ", in.type, " [", in.count, "]");

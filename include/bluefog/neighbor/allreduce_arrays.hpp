@@ -66,8 +66,7 @@ template <backend Backend>
   std::string shapes;
   for (std::size_t i = 0; i < arrays.in.size(); ++i) {
     const auto where = concat(operation, ": array ", i);
-    expects_same_shape(where, arrays.in[i], arrays.out[i]);
-    expects_one_memory(where, comm, arrays.in[i], arrays.out[i]);
+    expects_fitting(where, comm, arrays.in[i], arrays.out[i]);
     expects(is_floating(arrays.in[i].type), where, ": weights need a floating type, got ",
             arrays.in[i].type);
     if (comm.checks()) shapes += concat(" ", arrays.in[i].type, " [", arrays.in[i].count, "]");

@@ -40,8 +40,7 @@ template <backend Backend>
                                                   neighborhood& links,
                                                   const call_options& options) {
   constexpr auto operation = "hierarchical_neighbor_allreduce";
-  expects_same_shape(operation, in, out);
-  expects_one_memory(operation, comm, in, out);
+  expects_fitting(operation, comm, in, out);
   expects(is_floating(in.type), operation, ": weights need a floating type, got ", in.type);
   expects(comm.is_homogeneous(), operation,
           ": every machine needs the same number of consecutive ranks, but ", comm.layout());

@@ -24,8 +24,7 @@ template <backend Backend>
 [[nodiscard]] call_description check_pair(const communicator<Backend>& comm, const_buffer in,
                                           const_buffer out, int peer, double self_weight,
                                           double peer_weight, const call_options& options) {
-  expects_same_shape("pair_gossip", in, out);
-  expects_one_memory("pair_gossip", comm, in, out);
+  expects_fitting("pair_gossip", comm, in, out);
   expects(is_floating(in.type), "pair_gossip: weights need a floating type, got ", in.type);
   expects_rank("pair_gossip", comm, peer, "peer");
   expects(peer != comm.rank(), "pair_gossip: the peer must be another rank, got ", peer);
