@@ -6,12 +6,26 @@
 #
 #   benchmarks/run.sh [NAME...]
 #
-#   NAME  e.g. averaging_kernels; without one, all of them
+#   NAME  e.g. averaging_kernels; without one, all of them. training_step also runs ddp_step.py
 #
 # Run it on a machine that does nothing else; what was disturbed says so (`"valid": false`).
 
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../examples/support/dependencies.sh"
+
+known=(averaging_kernels topology_cost engine_dispatch neighbor_allreduce allreduce_vs_averaging
+  gradient_bucket_allreduce optimizer_cost training_step compile_cost)
+chosen=("$@")
+for name in "${chosen[@]}"; do
+  case "$name" in
+    --help | -h)
+      sed -n '/^# Builds/,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+      echo "NAME is one of ${known[*]}"
+      exit 0
+      ;;
+  esac
+  [[ " ${known[*]} " == *" $name "* ]] || fail "no benchmark is called $name, only ${known[*]}"
+done
 
 need_commands
 need_headers
@@ -47,7 +61,6 @@ run() {
   done
 }
 
-chosen=("$@")
 rm -f "$build"/training_step.[24]
 run averaging_kernels
 run topology_cost

@@ -10,11 +10,13 @@
 // --topology is one of the names below or a text file: the number of ranks on its first line, then
 // an edge per line, "source destination weight".
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <ranges>
+#include <stdexcept>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -76,7 +78,8 @@ int main(int argc, char** argv) {
     if (!dot_file.empty()) {
       std::ofstream out(dot_file);
       topology::write_dot(out, graph);
-      std::printf("\n%s %s\n", out.flush() ? "wrote" : "cannot write", dot_file.c_str());
+      if (!out.flush()) throw std::runtime_error("cannot write " + dot_file);
+      std::printf("\nwrote %s\n", dot_file.c_str());
     }
   };
   using topology::ring_style;
@@ -93,8 +96,8 @@ int main(int argc, char** argv) {
 
   CLI::App app("Prints a topology.");
   std::string names;
-  for (const auto& [known, print] : graphs) names += known + ", ";
-  app.add_option("--topology", name, names + "or a text file")->capture_default_str();
+  for (const auto& [known, print] : graphs) names += (names.empty() ? "" : ", ") + known;
+  app.add_option("--topology", name, names + ", or a text file")->capture_default_str();
   app.add_option("--size", size, "number of ranks, unless read from a file")->capture_default_str();
   app.add_option("--dot", dot_file, "write the graph there for Graphviz");
   CLI11_PARSE(app, argc, argv);
@@ -102,11 +105,14 @@ int main(int argc, char** argv) {
   try {
     if (const auto found = graphs.find(name); found != graphs.end()) {
       found->second();
-    } else {
+    } else if (std::filesystem::exists(name)) {
       show(topology::read_adjacency(std::filesystem::path(name)));
+    } else {
+      std::fprintf(stderr, "%s is neither a file nor one of %s\n", name.c_str(), names.c_str());
+      return 1;
     }
-  } catch (const bluefog::error& refused) {
-    std::fprintf(stderr, "%s\n", refused.what());
+  } catch (const std::exception& problem) {
+    std::fprintf(stderr, "%s\n", problem.what());
     return 1;
   }
   return 0;

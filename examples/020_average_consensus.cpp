@@ -21,6 +21,7 @@
 #include <bluefog/neighbor.hpp>
 #include <bluefog/topology.hpp>
 
+#include "support/command_line.hpp"
 #include "support/json_report.hpp"
 #include "support/run_ranks.hpp"
 #include "support/topologies.hpp"
@@ -103,8 +104,9 @@ int main(int argc, char** argv) {
   options chosen;
   CLI::App app("Averages vectors by talking to neighbors.");
   app.option_defaults()->always_capture_default();
-  app.add_option("--data-size", chosen.data_size, "numbers per rank");
-  app.add_option("--rounds", chosen.rounds, "how often to average with neighbors");
+  app.add_option("--data-size", chosen.data_size, "numbers per rank")->check(CLI::PositiveNumber);
+  app.add_option("--rounds", chosen.rounds, "how often to average with neighbors")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--topology", chosen.topology, "who averages with whom")
       ->check(CLI::IsMember({"exponential", "symmetric_exponential", "ring", "mesh_grid_2d", "star",
                              "fully_connected"}));
@@ -112,7 +114,7 @@ int main(int argc, char** argv) {
   app.add_option("--seed", chosen.seed, "of the random numbers");
   example::add_backend_options(app, chosen.backend, chosen.ranks);
   app.add_option("--json", chosen.json, "file that gets a line of JSON per round");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto code = example::parse(app, argc, argv)) return *code;
 
   try {
     example::run_ranks(chosen.backend, chosen.ranks, [&](auto& comm) { run_rank(comm, chosen); });

@@ -156,7 +156,7 @@ int main(int argc, char** argv) {
   app.add_option("--every", chosen.every, "steps between two numbers")->check(CLI::PositiveNumber);
   example::add_backend_options(app, chosen.backend, chosen.ranks);
   app.add_option("--json", chosen.json, "file that gets a line of JSON per method");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto code = example::parse(app, argc, argv)) return *code;
 
   try {
     example::run_ranks(chosen.backend, chosen.ranks, [&](auto& comm) { run_rank(comm, chosen); });

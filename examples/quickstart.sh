@@ -4,9 +4,10 @@
 # From a bare Debian machine to four ranks that train a network on handwritten digits, by averaging
 # with one neighbour per step.
 #
-#   examples/quickstart.sh [--threads] [--mnist DIR] [options of 040_train_mnist...]
+#   examples/quickstart.sh [--threads] [--ranks N] [--mnist DIR] [options of 040_train_mnist...]
 #
 #   --threads    the ranks are threads of one process, without mpirun
+#   --ranks N    how many there are, 4 by default
 #   --mnist DIR  a folder with MNIST's files (unpacked), instead of the 5,000 digits it fetches
 #
 # Installs what is missing (apt-get as root or with sudo; PyPI into .venv), builds, runs. The second
@@ -16,11 +17,20 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/support/dependencies.sh"
 
 threads=no
+ranks=4
 mnist=""
 options=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --threads) threads=yes ;;
+    --ranks)
+      [ $# -ge 2 ] || fail "--ranks needs a number"
+      ranks="$2"
+      shift
+      ;;
+    --ranks=*) ranks="${1#--ranks=}" ;;
+    --backend | --backend=*) fail "$1: with --threads ranks are threads, else mpirun starts them" ;;
+    --data | --data=*) fail "$1: name the folder by --mnist" ;;
     --mnist)
       [ $# -ge 2 ] || fail "--mnist needs a folder"
       mnist="$2"
@@ -35,7 +45,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-ranks=4
+[[ "$ranks" =~ ^[1-9][0-9]*$ ]] || fail "--ranks needs a number, got $ranks"
 
 need_commands
 need_headers

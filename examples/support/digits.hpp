@@ -26,7 +26,11 @@ struct digits {
 ///
 /// \throws data_error that names the file and what is wrong with it.
 inline digits load_digits(const std::filesystem::path& folder) {
-  if (!std::filesystem::is_directory(folder)) throw data_error(folder, "is not a folder");
+  if (!std::filesystem::is_directory(folder))
+    throw data_error(
+        folder,
+        "is not a folder; examples/quickstart.sh puts 5,000 digits into .data/mnist of "
+        "the checkout");
   const image_dataset all =
       read_images(folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte");
   const at::Tensor number = at::arange(all.labels().size(0), at::kLong);

@@ -3,20 +3,11 @@
 
 #include <string>
 
-#include <CLI/CLI.hpp>
-
 #include <bluefog/communicator.hpp>
 #include <bluefog/mpi.hpp>
 #include <bluefog/thread.hpp>
 
 namespace example {
-
-/// Declares `--backend` and `--ranks`, with the present values as defaults.
-inline void add_backend_options(CLI::App& app, std::string& backend, int& ranks) {
-  app.add_option("--backend", backend, "what carries the messages")
-      ->check(CLI::IsMember({"mpi", "threads"}));
-  app.add_option("--ranks", ranks, "how many, with --backend threads")->check(CLI::PositiveNumber);
-}
 
 /// Calls `body(comm)` on every rank.
 ///

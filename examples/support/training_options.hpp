@@ -3,16 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
-#include <sstream>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include <CLI/CLI.hpp>
 
-#include "run_ranks.hpp"
+#include "command_line.hpp"
 
 namespace example {
 
@@ -30,27 +27,6 @@ struct training_options {
   std::string data = ".data/mnist";
   std::string json;
 };
-
-/// \return whether this process is the one that speaks for all those that a launcher has started.
-inline bool speaks_for_all() {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
-    if (const char* rank = std::getenv(name)) return std::string_view(rank) == "0";
-  return true;
-}
-
-/// Reads the command line into what the options of `app` are bound to.
-///
-/// \return nothing; or, if there is nothing more to do, after `--help` or a mistake, which has then
-///         been reported once for all ranks, the code to exit with.
-inline std::optional<int> parse(CLI::App& app, int argc, char** argv) {
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    std::ostringstream nowhere;
-    return speaks_for_all() ? app.exit(error) : app.exit(error, nowhere, nowhere);
-  }
-  return std::nullopt;
-}
 
 /// Declares those options of `chosen` that every training has, with its present values as defaults.
 inline void add_common_options(CLI::App& app, training_options& chosen) {
@@ -72,7 +48,7 @@ inline void add_training_options(CLI::App& app, training_options& chosen) {
   app.add_option("--optimizer", chosen.optimizer, "how ranks communicate; local: not at all")
       ->check(CLI::IsMember(
           {"adapt_with_combine", "adapt_then_combine", "gradient_allreduce", "local"}));
-  app.add_option("--topology", chosen.topology, "who averages with whom")
+  app.add_option("--topology", chosen.topology, "who averages with whom, with adapt_...")
       ->check(CLI::IsMember({"one_peer_exponential", "exponential", "symmetric_exponential", "ring",
                              "mesh_grid_2d", "star", "fully_connected"}));
   add_common_options(app, chosen);
