@@ -114,14 +114,14 @@ with_tensors="${lacking:-${no_torch:-}}"
 checks=(
   "build|$lacking|the program of the first checks compiles and links, without MPI and libtorch"
   "build_tensors|$with_tensors|the program of the checks with tensors compiles and links"
-  "operations|${lacking:-${no_gpu:-}}|every operation with 2 processes on the one GPU, on device and on staged host memory, is bit-equal to the thread backend"
   "kernels|${lacking:-${no_gpu:-}}|the averaging kernel on 25, 100 and 400 M float32 reaches 0.9 of a copy's speed"
   "unscale|${with_tensors:-${no_gpu:-}}|gradients are unscaled and checked on the GPU"
   "average|${with_tensors:-${no_gpu:-}}|the averaging kernel gives what libtorch's mul_ and add_ give, and is 1.5 times as fast"
+  "schedule|${with_tensors:-${no_gpu:-}}|how much of the communication is hidden behind compute, where it can be, with copies within the GPU instead of NCCL, is 90 % or more"
+  "operations|${lacking:-${no_gpu:-}}|every operation with 2 processes on the one GPU, on device and on staged host memory, is bit-equal to the thread backend"
   "tensors|${with_tensors:-${no_gpu:-}}|every operation on CUDA tensors with 2 processes, of every arrangement, from other streams, and by way of the host, is bit-equal to the thread backend"
   "optimizers|${with_tensors:-${no_gpu:-}}|a few steps of every optimizer with 2 processes and CUDA parameters are those on the CPU"
   "digits|${with_tensors:-${no_gpu:-${no_digits:-}}}|2 processes, each of which sees half of the ten digits, learn all of them with mixed precision"
-  "schedule|${with_tensors:-${no_gpu:-}}|how much of the communication is hidden behind compute, with copies within the GPU instead of NCCL, is 90 % or more"
 )
 
 if $dry_run; then
@@ -141,7 +141,7 @@ log="$work/lines"
 : >"$log"
 
 # The same for all processes: no device but the GPU, no network but the host itself.
-export BLUEFOG_ALLOW_SHARED_DEVICE=1 BLUEFOG_TIMEOUT="${BLUEFOG_TIMEOUT:-60}" BLUEFOG_TEST_PROGRESS=1
+export BLUEFOG_ALLOW_SHARED_DEVICE=1 BLUEFOG_TIMEOUT="${BLUEFOG_TIMEOUT:-30}" BLUEFOG_TEST_PROGRESS=1
 export NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 NCCL_MAX_CTAS=2 NCCL_PROTO=Simple
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" OMP_NUM_THREADS=2
 unset LOCAL_RANK CUDA_LAUNCH_BLOCKING
@@ -180,6 +180,10 @@ describe_machine() {
   cmake --version | head -1
   c++ --version | head -1
   nvcc --version | tail -2
+  ip -br address
+  df -h /dev/shm
+  free -g
+  echo "locked memory: $(ulimit -l)"
   echo "libtorch: ${torch:-none}; NCCL: ${nccl:-CMake looks}; LD_LIBRARY_PATH: ${LD_LIBRARY_PATH:-}"
 }
 within 60 bash -c "$(declare -f describe_machine); torch='$torch' nccl='$nccl' describe_machine" >"$logs/machine" 2>&1
@@ -263,25 +267,25 @@ merged() {
     }' "${@:2}"
 }
 
-# in_pair PROGRAM CHECK [ARGUMENT...]: two processes on the one GPU, and one group of processes: what ends
-# one for lack of time ends both at once.
+# in_pair NAME PROGRAM CHECK [ARGUMENT...]: two processes on the one GPU, and one group of processes: what
+# ends one for lack of time ends both at once.
 in_pair() {
-  local failed=0 program="$1" name="$2" said="$logs/$1-$2" most=200
-  shift 2
+  local failed=0 name="$1" program="$2" check="$3" said="$logs/$1" most=200
+  shift 3
   within "$most" bash -c 'processes=() status=0
     for rank in 0 1; do
       NCCL_HOSTID="h$rank" "$1" "$2" "$3" "$rank" 2 "${@:5}" >"$4-$rank" 2>&1 &
       processes+=($!)
     done
     for each in "${processes[@]}"; do wait "$each" || status=$?; done
-    exit "$status"' in_pair "$build/$program" "$name" "$work/meeting_$program$name" "$said" "$@" || failed=$?
-  merged "$((failed == 0))" "$said-0" "$said-1" >>"$log"
+    exit "$status"' in_pair "$build/$program" "$check" "$work/meeting_$name" "$said" "$@" || failed=$?
+  merged "$((failed == 0))" "$said-0" "$said-1" | sed "s/^fail $check: rank /fail $name: rank /" >>"$log"
   explain "$name" "$failed" "$most" "$said-0" "$said-1"
 }
-check_operations() { in_pair bluefog_gpu operations; }
-check_tensors() { in_pair bluefog_gpu_tensors operations; }
-check_optimizers() { in_pair bluefog_gpu_tensors optimizers; }
-check_digits() { in_pair bluefog_gpu_tensors digits "$digits"; }
+check_operations() { in_pair operations bluefog_gpu operations; }
+check_tensors() { in_pair tensors bluefog_gpu_tensors operations; }
+check_optimizers() { in_pair optimizers bluefog_gpu_tensors optimizers; }
+check_digits() { in_pair digits bluefog_gpu_tensors digits "$digits"; }
 
 # alone PROGRAM CHECK: one process.
 alone() {

@@ -31,7 +31,8 @@ class findings {
   [[nodiscard]] auto end() const { return all_.end(); }
   [[nodiscard]] std::size_t size() const { return all_.size(); }
 
-  /// Adds what `check()` returns or throws; nothing after a failure of the transport, which lasts.
+  /// Adds what `check()` returns or throws; nothing after a failure of the transport or of a peer,
+  /// which lasts, or a time-out, which the next check would meet as well.
   /// Says on stderr which check begins, if BLUEFOG_TEST_PROGRESS asks for that: the last line tells
   /// where a program has ended.
   template <class Check>
@@ -42,11 +43,11 @@ class findings {
     finding result{name, ""};
     try {
       result.problem = check();
-    } catch (const bluefog::transport_error& problem) {
-      result.problem = problem.what();
-      over_ = true;
     } catch (const std::exception& problem) {
       result.problem = problem.what();
+      over_ = dynamic_cast<const bluefog::transport_error*>(&problem) != nullptr ||
+              dynamic_cast<const bluefog::peer_error*>(&problem) != nullptr ||
+              dynamic_cast<const bluefog::timeout_error*>(&problem) != nullptr;
     }
     if (tell_) tell_(result);
     all_.push_back(std::move(result));

@@ -147,12 +147,17 @@ inline int average() {
         for (int i = 0; i < 10; ++i) act();
       });
     };
+    for (double warm = 0; warm < 333;) warm += ten_times(theirs) + ten_times(ours);  // clocks rise
     failures += reaches(ten_times(theirs) / ten_times(ours), 1.5,
                         "average, times as fast as mul_ and add_" + size);
   }
   return failures;
 }
 
+/// How much of the copies that stand for communication a step hides. What they and the step's
+/// computation take from each other is the device's matter, so they are also given, in pieces as
+/// long, to a stream of their own at the beginning of each step: what that exposes nothing hides.
+///
 /// \param wrap  from an optimizer, a net and a communicator makes an optimizer that communicates.
 /// \return how much was wrong.
 template <class Wrap>
@@ -170,10 +175,11 @@ int check_schedule(const char* name, const Wrap& wrap) {
   const auto x = at::randn({4096, width}, at::TensorOptions().device(device));
   bluefog::communicator<mirror_backend> comm;
   auto optimizer = wrap(torch::optim::SGD(net->parameters(), 1e-4), net, comm);
-  const auto steps = [&](int times) {
+  const auto steps = [&](int times, const auto& beside) {
     mirror_backend::times = times;
     return milliseconds([&] {
              for (int i = 0; i < 4; ++i) {
+               beside();
                optimizer.zero_grad();
                optimizer.forward(net, x).mean().backward();
                optimizer.step();
@@ -181,16 +187,44 @@ int check_schedule(const char* name, const Wrap& wrap) {
            }) /
            4;
   };
-  const auto parameters = at::empty({layers * (width + 1) * width}, x.options());
-  const auto other = at::empty_like(parameters);
-  const double once = milliseconds([&] { other.copy_(parameters); });
-  const double alone = steps(0);
+  // As the backend copies: each parameter's memory some times in a row, to one place.
+  const auto parameters = at::empty({layers, (width + 1) * width}, x.options());
+  const auto place = at::empty({(width + 1) * width}, x.options());
+  const auto own_stream = bluefog::nccl::make_stream();
+  const auto copy = [&](int times) {
+    for (int i = 0; i < layers; ++i)
+      for (int k = 0; k < times; ++k)
+        bluefog::nccl::check(
+            cudaMemcpyAsync(place.data_ptr(), parameters[i].data_ptr(), place.nbytes(),
+                            cudaMemcpyDeviceToDevice, own_stream.get()),
+            "cudaMemcpyAsync");
+  };
+  const auto wait = [&] {
+    bluefog::nccl::check(cudaStreamSynchronize(own_stream.get()), "cudaStreamSynchronize");
+  };
+  const auto nothing = [] {};
+  const double alone = steps(0, nothing);
+  const double once = milliseconds([&] {
+                        copy(10);
+                        wait();
+                      }) /
+                      10;
   const int times = std::max(1, static_cast<int>(alone / 3 / once));  // a third of the step
-  const double together = steps(times);
+  const double copies = times * once;
+  const double together = steps(times, nothing);
+  const double unscheduled = steps(0, [&] {
+    wait();
+    copy(times);
+  });
+  wait();
   const double exposed = std::max(0.0, together - alone);
-  std::printf("figure %s: step %.2f ms, %.2f ms of copies beside it, %.2f ms exposed\n", name,
-              alone, times * once, exposed);
-  return reaches(1 - exposed / (times * once), 0.9, std::string(name) + ", share that is hidden");
+  const double lost = std::max(0.0, unscheduled - alone);
+  std::printf(
+      "figure %s: step %.2f ms, %.2f ms of copies beside it, %.2f ms exposed, of which %.2f ms "
+      "where nothing waits for a copy\n",
+      name, alone, copies, exposed, std::min(lost, exposed));
+  return reaches(1 - std::max(0.0, exposed - lost) / copies, 0.9,
+                 std::string(name) + ", share of the copies that is hidden, where it can be");
 }
 
 inline int schedule() {
