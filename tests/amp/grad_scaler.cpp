@@ -310,6 +310,30 @@ TEST_CASE("a scaler saves and loads its state", "[amp][grad_scaler]") {
   torch::load(other, stream);
   CHECK(other.state_dict() == state);
   CHECK(other.get_scale() == 1234.5);
+
+  torch::serialize::OutputArchive older;  // which does not know of overflows
+  for (const auto* const key : {"scale", "growth_factor", "growth_interval", "growth_tracker"})
+    older.write(key, torch::full({}, 2.0), /*is_buffer=*/true);
+  older.write("backoff_factor", torch::full({}, 0.25), /*is_buffer=*/true);
+  std::stringstream file;
+  older.save_to(file);
+  torch::load(other, file);
+  CHECK(other.state_dict() == amp::grad_scaler_state{2, 2, 0.25, 2, 2, false});
+}
+
+TEST_CASE("a parameter that is listed twice is unscaled once, and counts once in the norm",
+          "[amp][grad_scaler][clipping]") {
+  at::Tensor tied = torch::zeros({1}, at::requires_grad());
+  at::Tensor other = torch::zeros({1}, at::requires_grad());
+  SGD optimizer({tied, other, tied}, 0.5);
+  grad_scaler scaler({.init_scale = 8});
+  scaler.scale((3 * tied + 4 * other).sum()).backward();
+  scaler.unscale_(optimizer);
+  CHECK(tied.grad().item<double>() == 3);
+  CHECK(other.grad().item<double>() == 4);
+  CHECK(amp::clip_grad_norm_(optimizer, scaler, 1) == Approx(5));
+  CHECK(tied.grad().item<double>() == Approx(0.6));
+  CHECK(other.grad().item<double>() == Approx(0.8));
 }
 
 TEST_CASE("scale_loss unscales after the last backward", "[amp][scale_loss]") {
@@ -634,6 +658,24 @@ RANKS_TEST("a run that is saved and resumed goes on bit for bit", "[amp][grad_sc
   train(other, again, resumed, 5, 10);
   require_same(again->w, net->w);
   require(resumed.state_dict() == scaler.state_dict(), "the scaler's state is not the same");
+}
+
+RANKS_TEST("an overflow that no other rank knows of yet is saved, too", "[amp][grad_scaler]") {
+  if (comm.size() == 1) return;  // there every step decides
+  distance net;
+  optim::adapt_with_combine optimizer(SGD(net->parameters(), rate), net, comm,
+                                      {.num_steps_per_communication = 2});
+  grad_scaler scaler(every_third), resumed;
+  backward(optimizer, net, scaler, comm.rank(), 0, comm.rank() == 0);
+  require_equal(scaler.step(optimizer), comm.rank() != 0);  // local
+  scaler.update();
+  require_equal(scaler.state_dict().overflowed, comm.rank() == 0);
+  restore(saved(scaler), resumed);
+  optimizer.zero_grad();
+  backward(optimizer, net, resumed, comm.rank(), 1, false);
+  require(resumed.step(optimizer), "nothing overflowed in this step");
+  resumed.update();
+  require_equal(resumed.get_scale(), 32768.0);
 }
 
 RANKS_TEST("a method that corrects with sums over ranks stands still while one has overflowed",

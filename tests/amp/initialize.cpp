@@ -224,6 +224,33 @@ TEST_CASE("masters save what 16 bits would lose", "[amp][initialize]") {
   }
 }
 
+TEST_CASE("a model that has masters is initialized for no other optimizer", "[amp][initialize]") {
+  normed net = make_normed(1);
+  SGD sgd(net->first->parameters(), 0.1), second(net->last->parameters(), 0.1);
+  auto mixed = amp::initialize(net, sgd, opt_level::O2);
+  for (const auto level : {opt_level::O0, opt_level::O1, opt_level::O2, opt_level::O3}) {
+    CHECK_THROWS_WITH(amp::initialize(net, second, level),
+                      ContainsSubstring("give one optimizer all parameters"));
+    CHECK_THROWS_AS(amp::initialize(net, sgd, level), usage_error);
+  }
+  CHECK(second.param_groups()[0].params()[0].is_same(net->last->weight));
+  const at::Tensor before = mixed.parameters()[0].detach().clone();
+  loss_of(mixed.forward(input(1)), 1).backward();
+  sgd.step();
+  CHECK(mixed.parameters()[0].scalar_type() == at::kFloat);
+  CHECK_FALSE(mixed.parameters()[0].equal(before));
+  CHECK_THROWS_AS(amp::initialize(net, second, opt_level::O2), usage_error);
+
+  for (const auto level : {opt_level::O1, opt_level::O3}) {  // without masters
+    normed plain = make_normed(1);
+    SGD one(plain->first->parameters(), 0.1), other(plain->last->parameters(), 0.1);
+    CHECK_NOTHROW(amp::initialize(plain, one, level));
+    auto twice = amp::initialize(plain, other, level);
+    loss_of(twice.forward(input(1)), 1).backward();
+    CHECK(other.param_groups()[0].params()[0].grad().defined());
+  }
+}
+
 RANKS_TEST("initialize comes before the wrapper and before the first step", "[amp][initialize]") {
   normed net = make_normed(1);
   optim::adapt_with_combine optimizer(SGD(net->parameters(), 0.1), net, comm);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -240,6 +241,36 @@ RANKS_TEST("the first bucket is small, the others take 25 MiB", "[nn][ddp][bucke
     operations = comm.statistics().operations - before;
   }
   require_equal(operations, std::int64_t{2});  // d, and the rest
+}
+
+RANKS_TEST("parameters of two types that alternate share the buckets of each type",
+           "[nn][ddp][buckets]") {
+  const std::vector<std::string> names{"a", "b", "c", "d", "e", "f", "g", "h"};
+  bag model(names);
+  for (const auto& name : {"a", "c", "e", "g"}) model[name].set_data(torch::zeros({1}, at::kFloat));
+  // Ready as h, g, ..., a: 16 bytes are h and f, then d and b, and in the end g, e, c and a.
+  distributed_data_parallel net(model, comm, {.bucket_bytes = 16});
+  for (int step = 0; step < 3; ++step) {
+    model.zero_grad();
+    const auto before = comm.statistics().operations;
+    decltype(comm.statistics().operations) during = before;
+    auto y = torch::tanh(torch::full({1}, 0.5, at::kDouble) + model["a"]);
+    y.register_hook([&](const at::Tensor&) { during = comm.statistics().operations; });
+    for (std::size_t i = 1; i < names.size(); ++i) y = torch::tanh(y + model[names[i]]);
+    (y * (comm.rank() + 1)).sum().backward();
+    require_equal(during - before, decltype(during){2});  // the doubles
+    if (step > 0) require_equal(comm.statistics().operations - before, decltype(during){3});
+    double slope = mean_of_ranks(comm.size(), 1, 1), value = 0.5;
+    std::vector<double> slopes;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      value = std::tanh(value);
+      slopes.push_back(1 - value * value);
+    }
+    for (std::size_t i = names.size(); i-- > 0;) {
+      slope *= slopes[i];
+      require_near(model[names[i]].grad().template item<double>(), slope, 1e-6);
+    }
+  }
 }
 
 RANKS_TEST("gradients lie in their bucket until they are cleared", "[nn][ddp][buckets]") {

@@ -619,6 +619,88 @@ RANKS_TEST("the accumulated gradient is what adapts", "[optim][counting]") {
   }
 }
 
+RANKS_TEST("where each step communicates, a rank whose backward reaches nothing takes part as well",
+           "[optim][counting]") {
+  if (comm.size() > 4) return;  // long enough
+  const auto check = [&](auto wrap, sequence what) {
+    simulation all(comm.size(),
+                   [](mlp& each) { return std::make_unique<SGD>(each->parameters(), 0.1); });
+    mlp net = make_mlp(comm.rank());
+    auto optimizer = wrap(SGD(net->parameters(), 0.1), net);
+    for (int step = 0; step < 5; ++step) {
+      const auto loss = [&](mlp& each, int rank) {
+        const bool misses = step > 0 && rank == step % comm.size();
+        return misses ? torch::ones({2}, torch::requires_grad()).sum()
+                      : loss_in_step(step)(each, rank);
+      };
+      all.step(what, loss);
+      optimizer.zero_grad();
+      loss(net, comm.rank()).backward();
+      optimizer.step();
+      require_equal(optimizer.passes_since_communication(), 0);
+      require_close(flatten(*net), flatten(*all.net(comm.rank())), 1e-12);
+    }
+  };
+  check([&](SGD inner, mlp& net) { return adapt_then_combine(std::move(inner), net, comm); },
+        sequence::adapt_first);
+  for (const auto when : all_starts)
+    check(
+        [&](SGD inner, mlp& net) {
+          return adapt_with_combine(std::move(inner), net, comm, {.start = when});
+        },
+        sequence::combine_first);
+}
+
+namespace {
+
+/// A layer whose backward computes its forward anew, and goes backward through that.
+struct made_anew : torch::autograd::Function<made_anew> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            torch::nn::LinearImpl* layer) {
+    context->save_for_backward({x});
+    context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
+    return layer->forward(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const torch::AutoGradMode graph(true);
+    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    auto* const layer =
+        reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["layer"].toInt());
+    layer->forward(x).backward(gradients[0]);
+    return {x.grad(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+RANKS_TEST("a backward within a backward counts for itself, and so does what follows it",
+           "[optim][counting]") {
+  const auto loss = [](mlp& net, int rank, bool anew) {
+    const auto x = torch::tanh(net->first(values({4, 5}, rank)));
+    const auto y = anew ? made_anew::apply(x, net->second.get()) : net->second(x);
+    return loss_of(net->last(torch::tanh(y)), rank);
+  };
+  mlp net = make_mlp(0), alone = make_mlp(0);
+  gradient_allreduce optimizer(
+      SGD(net->parameters(), 0.1), net, comm,
+      {.backward_passes_per_step = 3, .average_aggregated_gradients = false, .bucket_bytes = 300});
+  SGD plain(alone->parameters(), 0.1);
+  captured_log log;
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    loss(net, step + comm.rank(), true).backward();
+    require_equal(optimizer.passes_since_communication(), 3);
+    optimizer.step();
+    plain.zero_grad();
+    for (int rank = 0; rank < comm.size(); ++rank)
+      (loss(alone, step + rank, false) / comm.size()).backward();
+    plain.step();
+    require_close(flatten(*net), flatten(*alone), 1e-12);
+  }
+  require_equal(log.count(""), 0);
+}
+
 RANKS_TEST("an epoch that cuts a window resets or flushes it", "[optim][counting]") {
   mlp net = make_mlp(comm.rank());
   adapt_with_combine optimizer(SGD(net->parameters(), 0.1), net, comm,

@@ -62,6 +62,14 @@ struct quadratic : torch::nn::Module {
   at::Tensor h, c, a, frozen, b;
 };
 
+/// The same with a parameter that the module, and so an optimizer, lists twice.
+struct tied_quadratic : quadratic {
+  tied_quadratic(const quadratics& all, int rank, const at::Tensor& start)
+      : quadratic(all, rank, start) {
+    register_parameter("again", a);
+  }
+};
+
 at::Tensor starts(int ranks) {
   return values({ranks, extent}, 9);
 }
@@ -191,12 +199,12 @@ void take_step(Optimizer& optimizer, Model& model) {
   optimizer.step();
 }
 
-template <class Method, class Comm, class Topology>
+template <class Method, class Model = quadratic, class Comm, class Topology>
 void follow(Comm& comm, const Topology& topology, int steps = 15) {
   const auto all = quadratics::of(comm.size());
   const auto weights = matrices_of(topology);
   at::Tensor x = starts(comm.size());
-  quadratic model(all, comm.rank(), x[comm.rank()]);
+  Model model(all, comm.rank(), x[comm.rank()]);
   auto optimizer = Method::wrap(sgd_over(model, Method::momentum), model, comm, topology);
   Method recursion;
   for (int k = 0; k < steps; ++k) {
@@ -322,6 +330,14 @@ RANKS_TEST("tracking and quasi-global momentum take directed graphs and schedule
   on(topology::exponential(comm.size()));
   on(topology::ring(comm.size(), topology::ring_style::right));
   on(topology::one_peer_exponential(comm.size()));
+}
+
+RANKS_TEST("what is listed twice is stepped once, where steps are taken with other gradients",
+           "[optim][exact_methods]") {
+  const topology::ring ring(comm.size());
+  follow<large_batch_momentum, tied_quadratic>(comm, ring);
+  follow<quasi_global, tied_quadratic>(comm, ring);
+  follow<tracking, tied_quadratic>(comm, ring);
 }
 
 RANKS_TEST("methods without bias end at the minimizer, averaging alone does not",
@@ -501,6 +517,40 @@ RANKS_TEST("a saved method goes on where it was", "[optim][exact_methods]") {
   check([&](auto sgd, auto& model) {
     return optim::quasi_global_momentum(std::move(sgd), model, comm);
   });
+}
+
+RANKS_TEST("an archive of other parameters is refused, and nothing of it is loaded",
+           "[optim][exact_methods]") {
+  const auto all = quadratics::of(comm.size());
+  // As many parameters: longer ones, and ones of which the first block alone would fit.
+  const auto archive_of = [&](auto wrap, const at::Tensor& x, const at::Tensor& z) {
+    torch::nn::Module module;
+    const auto first = module.register_parameter("first", x.clone());
+    const auto second = module.register_parameter("second", torch::zeros({1}, at::kDouble));
+    const auto third = module.register_parameter("third", z.clone());
+    auto optimizer = wrap(sgd_over(module, 0.5, 0.7), module);
+    (first.sum() + second.sum() + third.sum()).backward();
+    optimizer.step();
+    return saved(optimizer);
+  };
+  const auto check = [&](auto wrap) {
+    const auto run = [&](bool loads) {
+      quadratic model(all, comm.rank(), starts(comm.size())[comm.rank()]);
+      auto optimizer = wrap(sgd_over(model, 0.5), model);
+      for (int k = 0; k < 5; ++k) take_step(optimizer, model);
+      if (loads)
+        for (const auto& bytes :
+             {archive_of(wrap, torch::zeros({70}, at::kDouble), torch::zeros({5}, at::kDouble)),
+              archive_of(wrap, torch::zeros({2, 3}, at::kDouble), torch::zeros({5}, at::kFloat))})
+          require_contains(require_throws<usage_error>([&] { restore(bytes, optimizer); }),
+                           "numbers of state where the parameters need [9]");
+      require_equal(optimizer.round(), 5);
+      for (int k = 0; k < 5; ++k) take_step(optimizer, model);
+      return model.now();
+    };
+    require_same(run(true), run(false));
+  };
+  with_methods_without_bias(comm, check);
 }
 
 RANKS_TEST("with another rank's state a method begins anew, and ends at the minimizer all the same",

@@ -136,6 +136,32 @@ RANKS_TEST("each rank's own gradient can be clipped before the reduction",
   require_contains(require_throws<usage_error>(refused), "local_max_norm must not be negative");
 }
 
+RANKS_TEST("where gradients are clipped on each rank, local steps clip them too",
+           "[optim][gradients][clip]") {
+  holder model(torch::zeros({2}, at::kDouble));
+  gradient_allreduce optimizer(SGD(model.parameters(), 1.0), model, comm,
+                               {.backward_passes_per_step = 2, .local_max_norm = 1});
+  const bool even = comm.rank() % 2 == 0;
+  const auto step = [&](auto act) {  // along (3, 0) on even ranks, (0, 4) on odd ones
+    optimizer.zero_grad();
+    linear_loss(model.weight, torch::tensor({even ? 3.0 : 0.0, even ? 0.0 : 4.0}, at::kDouble))
+        .backward();
+    act();
+  };
+  const auto steps = [&] { optimizer.step(); };
+  const double evens = (comm.size() + 1) / 2, n = comm.size();
+  const auto mean = torch::tensor({evens / n, (n - evens) / n}, at::kDouble);
+  const auto own = torch::tensor({even ? 1.0 : 0.0, even ? 0.0 : 1.0}, at::kDouble);
+  step(steps);
+  require_close(model.weight, -own, 1e-5);
+  step(steps);  // the window's last, after which parameters are averaged
+  require_close(model.weight, -2 * mean, 1e-5);
+  step(steps);
+  require_close(model.weight, -2 * mean - own, 1e-5);
+  step([&] { optimizer.flush(); });
+  require_close(model.weight, -4 * mean, 1e-5);
+}
+
 RANKS_TEST("a step after synchronize without the guard does not average again, and warns once",
            "[optim][gradients]") {
   captured_log log;
@@ -542,6 +568,84 @@ RANKS_TEST("a generator and a discriminator with a wrapper each", "[optim][gradi
     require_close(flatten(*generator), flatten(*plain_generator), 1e-10);
     require_close(flatten(*discriminator), flatten(*plain_discriminator), 1e-10);
     require_equal(log.count(""), 0);
+  }
+}
+
+namespace {
+
+/// Two parameters, each of which is a bucket of its own.
+struct halves : torch::nn::Module {
+  halves() {
+    a = register_parameter("a", values({2}, 1));
+    b = register_parameter("b", values({2}, 2));
+  }
+  at::Tensor a, b;
+};
+
+}  // namespace
+
+RANKS_TEST("a generator's loss may run through another part of the discriminator on each rank",
+           "[optim][gradients]") {
+  const auto part = [](const auto& judge, int rank) { return rank % 2 == 0 ? judge.a : judge.b; };
+  const auto wanted = [](int step, int rank) { return values({2}, 50 * step + rank); };
+  for (const bool by_module : {false, true}) {
+    captured_log log;
+    holder maker(torch::ones({2}, at::kDouble));
+    halves judge;
+    gradient_allreduce makes(SGD(maker.parameters(), 0.1), maker, comm);
+    gradient_allreduce judges(SGD(judge.parameters(), 0.1), judge, comm, {.bucket_bytes = 16});
+    at::Tensor w = torch::ones({2}, at::kDouble);
+    struct {
+      at::Tensor a = values({2}, 1), b = values({2}, 2);
+    } by_hand;
+    for (int step = 0; step < 5; ++step) {
+      by_module ? judge.zero_grad() : judges.zero_grad();
+      const auto t = wanted(step, comm.rank());
+      ((judge.a - t).square() + (judge.b + t).square()).sum().backward();
+      judges.step();
+      makes.zero_grad();
+      const auto before = comm.statistics().operations;
+      (maker.weight * part(judge, comm.rank())).sum().backward();
+      if (step > 0) require_equal(comm.statistics().operations, before);  // it may be foreign again
+      makes.step();
+
+      at::Tensor mean = torch::zeros({2}, at::kDouble);
+      for (int rank = 0; rank < comm.size(); ++rank) mean += wanted(step, rank) / comm.size();
+      by_hand.a = by_hand.a - 0.2 * (by_hand.a - mean);
+      by_hand.b = by_hand.b - 0.2 * (by_hand.b + mean);
+      for (int rank = 0; rank < comm.size(); ++rank)
+        w = w - 0.1 * part(by_hand, rank) / comm.size();
+      require_close(judge.a, by_hand.a, 1e-12);
+      require_close(judge.b, by_hand.b, 1e-12);
+      require_close(maker.weight, w, 1e-12);
+    }
+    require_equal(log.count(""), 0);
+  }
+}
+
+RANKS_TEST("where no backward tells an order, ranks stop asking rank 0 for one",
+           "[optim][gradients]") {
+  constexpr std::int64_t buckets = 6;  // one per parameter
+  const auto operations = [&](auto act) {
+    const auto before = comm.statistics().operations;
+    act();
+    return static_cast<std::int64_t>(comm.statistics().operations - before);
+  };
+  for (const bool by_hand : {true, false}) {
+    mlp net = make_mlp(0);
+    gradient_allreduce optimizer(SGD(net->parameters(), 0.1), net, comm,
+                                 {.bucket_bytes = 8, .local_max_norm = by_hand ? 0.0 : 1.0});
+    for (int step = 0; step < 8; ++step) {
+      const auto sent = operations([&] {
+        if (by_hand)
+          for (auto& each : net->parameters()) each.mutable_grad() = torch::ones_like(each);
+        else
+          backward(net, comm, step);
+        optimizer.step();
+      });
+      if (step >= (by_hand ? 4 : 1)) require_equal(sent, buckets);
+      optimizer.zero_grad();
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When the averaging optimizers begin to send, and what may happen meanwhile.
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -366,6 +367,32 @@ RANKS_TEST("a backward that takes the step has to be followed by what ends it", 
   require_contains(
       require_throws<usage_error>([&] { wrap(own_sgd(net->parameters(), SGDOptions(0.1))); }),
       "AdamW");
+}
+
+TEST_CASE("a step that has failed inside a backward is not gone on with",
+          "[optim][start][thread]") {
+  run_threads(2,
+              [](auto& comm) {
+                mlp net = make_mlp(comm.rank());
+                adapt_with_combine optimizer(
+                    sgd_of(net), net, comm, {.start = start::inside_backward, .bucket_bytes = 300});
+                const auto backward = [&](int step) {
+                  optimizer.zero_grad();
+                  loss_in_step(step)(net, comm.rank()).backward();
+                };
+                for (int step = 0; step < 2 - comm.rank(); ++step) {
+                  backward(step);
+                  optimizer.step();
+                }
+                if (comm.rank() == 1) return;  // without whom the next backward fails
+                require_throws<error>([&] { backward(2); });
+                const auto left = flatten(*net);
+                optimizer.reset_passes();
+                require_same(flatten(*net), left);
+                require_throws<error>([&] { optimizer.step(); });  // all of it anew
+                require_same(flatten(*net), left);
+              },
+              {.timeout = std::chrono::milliseconds(500)});
 }
 
 RANKS_TEST("stepping inside the backward follows groups, freezing, reloading and moving",

@@ -535,6 +535,13 @@ RANKS_TEST("a converted model is an error that names the parameter", "[optim][re
   require_contains(require_throws<usage_error>([&] { optimizer.step(); }), "last.bias");
   net->last->bias.set_data(torch::zeros({2}, at::kDouble));
   train(optimizer, net, comm.rank(), 2);
+
+  // Its memory is still where it was, but it is not all of it.
+  const at::Tensor whole = net->first->weight.detach();
+  net->first->weight.set_data(whole.narrow(0, 0, 1));
+  require_contains(require_throws<usage_error>([&] { optimizer.step(); }), "first.weight");
+  net->first->weight.set_data(whole);
+  train(optimizer, net, comm.rank(), 3);
 }
 
 RANKS_TEST("two tensors over one memory are refused by name", "[optim][tied]") {

@@ -9,11 +9,12 @@
 
 #include <bluefog/amp/grad_scaler.hpp>
 #include <bluefog/core/error.hpp>
+#include <bluefog/optim/parameters.hpp>
 
 namespace bluefog::amp {
 
-/// Clips the norm of all gradients of an optimizer together, in place: libtorch's
-/// `clip_grad_norm_`, but it refuses gradients that are still scaled.
+/// Clips the norm of all gradients of an optimizer together, each of them once, in place:
+/// libtorch's `clip_grad_norm_`, but it refuses gradients that are still scaled.
 ///
 /// \return the norm before: of the gradients of all ranks with an optimizer that reduces them, else
 ///         of this rank's.
@@ -25,8 +26,8 @@ inline double clip_grad_norm_(torch::optim::Optimizer& optimizer, grad_scaler& s
           "per update, and scaler.step(optimizer) after");
   if (!scaler.enabled()) scaler.unscale_(optimizer);  // synchronizes
   std::vector<at::Tensor> parameters;
-  for (const auto& group : optimizer.param_groups())
-    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  for (const auto& group : optim::detail::each_once(optimizer.param_groups()))
+    parameters.insert(parameters.end(), group.begin(), group.end());
   return torch::nn::utils::clip_grad_norm_(parameters, max_norm, norm_type);
 }
 

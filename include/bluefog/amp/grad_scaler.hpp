@@ -104,10 +104,12 @@ class grad_scaler {
 
   /// To be called after `update()`, not before.
   [[nodiscard]] grad_scaler_state state_dict() const {
-    return {scale_, options_.growth_factor, options_.backoff_factor, options_.growth_interval,
-            tracker_};
+    grad_scaler_state state{scale_, options_.growth_factor, options_.backoff_factor,
+                            options_.growth_interval, tracker_};
+    state.overflowed = carried_;
+    return state;
   }
-  /// The same on every rank. \throws usage_error if the state is none that a scaler can have.
+  /// The same on every rank, but for `overflowed`. \throws usage_error if no scaler can have it.
   void load_state_dict(const grad_scaler_state& state);
 
   /// For `torch::save` and `torch::load`.
@@ -224,9 +226,7 @@ inline bool grad_scaler::step(torch::optim::Optimizer& optimizer) {
 inline void grad_scaler::update() {
   if (!enabled()) return;
   expect_scaled("update()");
-  bool any = false;
-  bool decided = false;
-  bool overflow = false;
+  bool any = false, decided = false, overflow = false;
   for (const auto& [optimizer, it] : records_) {
     any = any || it.at != stage::ready;
     decided = decided || it.decides;
@@ -265,7 +265,7 @@ inline void grad_scaler::load_state_dict(const grad_scaler_state& state) {
   options_.growth_interval = state.growth_interval;
   scale_ = scale;
   tracker_ = state.growth_tracker;
-  carried_ = false;
+  carried_ = state.overflowed;
   compared_.clear();
 }
 

@@ -34,6 +34,7 @@ struct grad_scaler_state {
   double backoff_factor = 0.5;
   std::int64_t growth_interval = 2000;
   std::int64_t growth_tracker = 0;
+  bool overflowed = false;  ///< this rank, in a local step of which no other rank knows yet
 
   friend bool operator==(const grad_scaler_state&, const grad_scaler_state&) = default;
 
@@ -48,6 +49,7 @@ struct grad_scaler_state {
     write("backoff_factor", state.backoff_factor);
     write("growth_interval", state.growth_interval);
     write("growth_tracker", state.growth_tracker);
+    write("overflowed", state.overflowed);
     return archive;
   }
   friend torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
@@ -62,6 +64,9 @@ struct grad_scaler_state {
     read("backoff_factor", state.backoff_factor);
     read("growth_interval", state.growth_interval);
     read("growth_tracker", state.growth_tracker);
+    at::Tensor overflowed;  // older archives lack it
+    state.overflowed =
+        archive.try_read("overflowed", overflowed, /*is_buffer=*/true) && overflowed.item<bool>();
     return archive;
   }
 };

@@ -24,10 +24,13 @@ namespace bluefog::amp {
 /// With `opt_level::O2` the optimizer gets float32 masters in place of the model's parameters,
 /// which is why it must not have stepped. Levels O1 and O2 with float16 want a `grad_scaler`.
 ///
+/// One optimizer per model: what is to be stepped with other options goes into a group of its own.
+/// Of a model that has masters nothing is left for a second one.
+///
 /// \param optimizer  not one that communicates; parameters that are not the model's stay in it.
 /// \return what takes the model's place.
 /// \throws usage_error if the optimizer is wrapped already, or has state while its parameters are
-///         to be changed; nothing has changed then.
+///         to be changed, or the model has masters already; nothing has changed then.
 template <optim::module_like Model>
 [[nodiscard]] mixed_precision<Model> initialize(Model& model, torch::optim::Optimizer& optimizer,
                                                 opt_level level,

@@ -29,6 +29,12 @@ class master_parameter {
     narrow_.mutable_grad().reset();
     narrow_.set_requires_grad(false);
     narrow_.set_data(narrow_.to(type));
+    lead_gradients();
+  }
+
+  /// \return whether `parameter` has a master already, unless that has been frozen all along.
+  [[nodiscard]] static bool has_master(const at::Tensor& parameter) {
+    return dynamic_cast<const widen*>(parameter.grad_fn().get()) != nullptr;
   }
 
   [[nodiscard]] const at::Tensor& master() const noexcept { return master_; }
@@ -67,7 +73,7 @@ class master_parameter {
 
   at::Tensor narrow_;
   at::Tensor master_;
-  torch::autograd::Edge target_;  // none before the first refresh, and where nothing learns
+  torch::autograd::Edge target_;  // none where nothing has learnt yet
 };
 
 }  // namespace bluefog::amp::detail

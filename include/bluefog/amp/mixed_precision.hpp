@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -49,21 +50,26 @@ struct initialize_options {
 /// A model as it is optimized and saved, in front of the model as it computes.
 ///
 /// Its parameters have the model's names, and their original dtype except with `opt_level::O3`.
-/// They are what optimizers take, what travels and what `torch::save` writes, which a model that
-/// was never initialized can load. With `opt_level::O2` the model's own parameters follow them at
-/// each forward. Train, evaluate and load through this one; afterwards leave the model itself
-/// alone.
+/// They are what the optimizer takes, what travels and what `torch::save` writes, which a model
+/// that was never initialized can load. With `opt_level::O2` the model's own parameters follow them
+/// at each forward. Floating buffers of what is narrowed have no masters: they are saved narrow,
+/// and whoever loads them gets them so. Train, evaluate and load through this one; afterwards leave
+/// the model itself alone.
 ///
 /// \tparam Model  a module, whose object it borrows, or a module holder, of which it keeps a copy.
 template <optim::module_like Model>
 class mixed_precision : public torch::nn::Module {
  public:
-  /// Narrows `model` as the level says. See `initialize`.
+  /// Narrows `model` as the level says. See `initialize`. \throws usage_error if it has masters.
   mixed_precision(Model& model, opt_level level, const initialize_options& options = {})
       : model_(model), level_(level), keep_(options.keep), device_(device_of(inner())) {
     type_ = options.type.value_or(device_ == at::kCPU ? at::kBFloat16 : at::kHalf);
     expects(type_ == at::kHalf || type_ == at::kBFloat16,
             "initialize: the 16-bit type is float16 or bfloat16, got ", type_);
+    expects(std::ranges::none_of(inner().parameters(), &detail::master_parameter::has_master),
+            "initialize: the model is initialized already, and its parameters follow the masters "
+            "that the first optimizer has; give one optimizer all parameters, in groups that have "
+            "options of their own");
     const c10::AutoGradMode no_graph(false);
     mirror(inner(), *this);
     keep_ = nullptr;

@@ -15,6 +15,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <bluefog/core/error.hpp>
+#include <bluefog/optim/parameters.hpp>
 
 namespace bluefog::amp {
 
@@ -67,15 +68,16 @@ namespace detail {
 
 namespace detail {
 
-/// The gradients of an optimizer that are there.
+/// The gradients of an optimizer that are there, each once.
 /// \throws usage_error if one is in float16, where unscaling would lose it.
 [[nodiscard]] inline std::vector<at::Tensor> gradients_of(torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> gradients;
+  optim::detail::seen_tensors seen;
   for (std::size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     const auto& parameters = optimizer.param_groups()[group].params();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const at::Tensor& gradient = parameters[i].grad();
-      if (!gradient.defined()) continue;
+      if (!gradient.defined() || !seen.add(parameters[i])) continue;
       expects(gradient.scalar_type() != at::kHalf, "grad_scaler: the gradient of group ", group,
               " parameter ", i,
               " is float16, in which an unscaled gradient would be lost; keep the optimizer's "

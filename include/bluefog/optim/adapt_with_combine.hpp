@@ -28,8 +28,8 @@ namespace bluefog::optim {
 /// *Is* the user's optimizer, with its state: schedulers, `torch::save` and whatever takes a
 /// `torch::optim::Optimizer&` go on working. Construction and communicating steps are collective:
 /// every rank must make them, in the same order as its other operations. If a communication fails,
-/// `step()` throws and no parameter has changed. Parameters that do not require a gradient neither
-/// count nor travel.
+/// `step()` throws and no parameter has changed, but with `start::inside_backward`. Parameters that
+/// do not require a gradient neither count nor travel.
 ///
 /// Parameters may be added, frozen and unfrozen on all ranks alike, before the same communication.
 /// Where ranks differ in that, that communication is a mismatch_error which names the parameter, on

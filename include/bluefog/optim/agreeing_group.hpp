@@ -34,7 +34,7 @@ class agreeing_group {
   agreeing_group(std::string_view optimizer, communicator<Backend>& comm)
       : optimizer_(optimizer), comm_(comm.companion()), meeting_(comm.companion()) {}
 
-  /// \return where the optimizer communicates; another one after a mismatch_error.
+  /// \return where the optimizer communicates; another one once lists have been compared anew.
   [[nodiscard]] communicator<Backend>& comm() noexcept { return comm_; }
   [[nodiscard]] const communicator<Backend>& comm() const noexcept { return comm_; }
 
@@ -57,7 +57,6 @@ class agreeing_group {
       auto lines = describe_parameters(parameters);
       if (lines != lines_) {
         compare(lines);
-        comm_.rejoin();
         lines_ = std::move(lines);
       }
       known_ = signature(parameters);
@@ -100,13 +99,15 @@ class agreeing_group {
     // First: ranks whose operations fail since this one gives up have to know why.
     comm_.withdraw();
     comm_.give_up();
+    std::exception_ptr difference;
     try {
       expect_equal_lines(optimizer_, meeting_, lines);
     } catch (const mismatch_error&) {
       ++differences_;
-      comm_ = meeting_.companion();  // messages may be left in the old one
-      throw;
+      difference = std::current_exception();
     }
+    comm_ = meeting_.companion();  // messages may be left in the old one
+    if (difference) std::rethrow_exception(difference);
   }
 
   std::string_view optimizer_;

@@ -76,11 +76,11 @@ template <backend Backend>
   std::string text;
   for (const std::string& each : lines) text += each + "\n";
   const auto own = static_cast<std::int64_t>(std::hash<std::string>{}(text));
-  std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
+  const auto all = std::make_shared<std::vector<std::int64_t>>();
   comm.run({.operation = "parameter check"}, [&](auto context) {
-    return gather_equal(context, std::vector<std::int64_t>{own}, &all);
+    return gather_equal(context, std::vector<std::int64_t>{own}, all);
   });
-  return std::ranges::count(all, own) == comm.size();
+  return std::ranges::count(*all, own) == comm.size();
 }
 
 /// Compares what `describe_parameters` has made on all ranks. Collective.
@@ -94,12 +94,12 @@ void expect_equal_lines(std::string_view optimizer, communicator<Backend>& comm,
   std::string verdict = first_difference(root, own, comm.rank());
   verdict.resize(length - 1);
   verdict.resize(length);  // zeros behind the text end it
-  std::vector<std::uint8_t> all(length * static_cast<std::size_t>(comm.size()));
+  const auto all = std::make_shared<std::vector<std::uint8_t>>();
   comm.run({.operation = "parameter check"}, [&](auto context) {
-    return gather_equal(context, std::vector<std::uint8_t>(verdict.begin(), verdict.end()), &all);
+    return gather_equal(context, std::vector<std::uint8_t>(verdict.begin(), verdict.end()), all);
   });
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(comm.size()); ++rank) {
-    const std::string text(reinterpret_cast<const char*>(all.data()) + rank * length);
+    const std::string text(reinterpret_cast<const char*>(all->data()) + rank * length);
     expects<mismatch_error>(text.empty(), optimizer, ": ranks differ: ", text);
   }
 }

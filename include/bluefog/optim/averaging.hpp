@@ -90,8 +90,7 @@ class averaging final : public gradient_listener {
     if (!model.is_training()) return false;
     auto found = std::ranges::find(models_, &model, &std::pair<const void*, tensors>::first);
     if (found == models_.end()) found = models_.emplace(models_.end(), &model, model.parameters());
-    const tensors& own = found->second;
-    return own.empty() || std::ranges::any_of(own, &at::Tensor::requires_grad);
+    return found->second.empty() || std::ranges::any_of(found->second, &at::Tensor::requires_grad);
   }
   /// A forward of `model` is about to be made in training.
   void forward_begins(const void* model) {
@@ -122,7 +121,7 @@ class averaging final : public gradient_listener {
     if (!inside_) return;
     try {
       inside_->ready(index);
-    } catch (const mismatch_error&) {  // the communication was given up
+    } catch (...) {  // what is left of the step is not taken
       inside_.reset();
       throw;
     }
@@ -192,8 +191,7 @@ class averaging final : public gradient_listener {
     note_versions();
   }
 
-  /// Combines what `send_all` has sent for, and begins to count anew. Unchanged parameters if it
-  /// fails.
+  /// Combines what `send_all` has sent for and counts anew. If it fails, no parameter has changed.
   void apply() {
     counter().reset();
     expect_untouched();
@@ -211,8 +209,11 @@ class averaging final : public gradient_listener {
     return plan_.start == start::after_step || plan_.start == start::inside_backward;
   }
 
+  // Without windows also where no backward came: another rank's may have reached parameters.
   [[nodiscard]] bool step_is_pass() const {
-    return !any_pass_ || (!by_forwards_ && !pass_since_step_ && !watch_.intact());
+    const bool unnoticed = plan_.counter.wanted() == 1 ? plan_.counter.passes() == 0
+                                                       : !pass_since_step_ && !watch_.intact();
+    return !any_pass_ || (!by_forwards_ && unnoticed);
   }
 
   void pass() {

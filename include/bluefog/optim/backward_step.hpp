@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <utility>
@@ -10,7 +11,6 @@
 #include <c10/core/GradMode.h>
 
 #include <bluefog/backend/concepts.hpp>
-#include <bluefog/core/error.hpp>
 #include <bluefog/optim/mixer.hpp>
 #include <bluefog/optim/partial_step.hpp>
 #include <bluefog/tensor/arena.hpp>
@@ -28,7 +28,8 @@ struct stepping_optimizer {
 /// gradients are complete, combines it with what was sent for it, adapts it, and sends it anew.
 ///
 /// Parts are taken in the order of sending, whatever order gradients become ready in, so what is
-/// sent is in the same order on all ranks.
+/// sent is in the same order on all ranks. If anything fails, earlier parts have stepped, later
+/// ones do not, and what was sent anew is dropped.
 template <backend Backend, averaging_topology Topology>
 class backward_step {
  public:
@@ -56,24 +57,29 @@ class backward_step {
   void ready(std::size_t index) {
     order_.pass(arena_.tensor(index).device());
     --missing_[part_of_[index]];
-    while (next_ < ranges_.size() && missing_[next_] == 0) take(next_++);
+    or_drop([&] {
+      while (next_ < ranges_.size() && missing_[next_] == 0) take(next_++);
+    });
   }
 
   /// What is left: parameters that the backward did not reach, and those that do not travel.
   void finish() {
     if (arena_.size() > 0) order_.pass(arena_.tensor(0).device());
-    while (next_ < ranges_.size()) take(next_++);
-    for (std::size_t i = ranges_.size(); i < flights_.size(); ++i) combine(flights_[i]);
-    adapt(ranges_.size());
+    or_drop([&] {
+      while (next_ < ranges_.size()) take(next_++);
+      for (std::size_t i = ranges_.size(); i < flights_.size(); ++i) mixer_.finish(flights_[i]);
+      adapt(ranges_.size());
+    });
   }
 
  private:
   using flight = typename mixer<Backend, Topology>::flight;
 
-  void combine(flight& each) {
+  template <std::invocable Act>
+  void or_drop(Act act) {
     try {
-      mixer_.finish(each);
-    } catch (const mismatch_error&) {  // what has been sent anew was given up too
+      act();
+    } catch (...) {
       mixer_.drop();
       throw;
     }
@@ -82,7 +88,7 @@ class backward_step {
   void take(std::size_t part) {
     const c10::AutoGradMode no_grad(false);
     if (!flights_.empty()) {
-      combine(flights_[part]);
+      mixer_.finish(flights_[part]);
       for (const std::size_t i : members_[part])
         arena_.tensor(i).unsafeGetTensorImpl()->bump_version();
     }

@@ -21,14 +21,6 @@
 
 namespace bluefog::optim::detail {
 
-/// `gather_equal` into memory that it shares.
-template <backend Backend>
-task gather_shared(operation_context<Backend> context, std::vector<double> own,
-                   std::shared_ptr<std::vector<double>> all) {
-  auto gathering = gather_equal(context, std::move(own), all.get());
-  co_await std::move(gathering);
-}
-
 /// What an optimizer says of its ranks, by the communicator that it has.
 template <backend Backend>
 class communicates_over : public communicating_optimizer {
@@ -48,11 +40,10 @@ class communicates_over : public communicating_optimizer {
 
   /// Control traffic.
   [[nodiscard]] std::vector<double> of_every_rank(const std::vector<double>& values) override {
-    const auto all = std::make_shared<std::vector<double>>(
-        values.size() * static_cast<std::size_t>(group().size()));
+    const auto all = std::make_shared<std::vector<double>>();
     run({.operation = "comparison of ranks"},
-        [&](auto context) { return gather_shared(context, values, all); });
-    return *all;
+        [&](auto context) { return gather_equal(context, values, all); });
+    return std::move(*all);
   }
 
  private:

@@ -59,8 +59,9 @@ template <topology::graph Graph>
 /// (`adapt_then_combine` with momentum ends 1 / (1 - beta) times as far).
 ///
 /// *Is* the user's SGD: learning rate (above 0), momentum and weight decay are its own, group by
-/// group. Construction and steps are collective; every step communicates, once. If that fails,
-/// `step()` throws and nothing has changed.
+/// group. A parameter that is listed twice (tied weights) is stepped once. Construction and steps
+/// are collective; every step communicates, once. If that fails, `step()` throws and nothing has
+/// changed.
 ///
 /// \tparam Inner     torch's SGD, moved in.
 /// \tparam Topology  a symmetric, doubly stochastic graph; no schedule.

@@ -32,6 +32,7 @@
 #include <bluefog/optim/flat_parameters.hpp>
 #include <bluefog/optim/mixer.hpp>
 #include <bluefog/optim/parameters.hpp>
+#include <bluefog/optim/partial_step.hpp>
 #include <bluefog/optim/saved_numbers.hpp>
 #include <bluefog/optim/transfer.hpp>
 #include <bluefog/tensor/arguments.hpp>
@@ -89,23 +90,21 @@ class exact_method : public Inner, public communicates_over<Backend> {
       archive.write(key(block), flat_.kept()[block], /*is_buffer=*/true);
   }
   /// An archive of the user's optimizer alone is fine too: the method then begins anew.
-  /// \throws usage_error if the archive is that of other parameters.
+  /// \throws usage_error if the archive is that of other parameters; nothing has changed then.
   void load(torch::serialize::InputArchive& archive) override {
-    Inner::load(archive);
     const c10::AutoGradMode no_grad(false);
     refresh();
+    const flat_tensors& kept = flat_.kept();
+    flat_tensors saved;
+    for (at::Tensor next; archive.try_read(key(saved.size()), next, /*is_buffer=*/true);)
+      saved.push_back(std::exchange(next, at::Tensor()));
+    expects(saved.empty() || kept.empty() || lengths(saved) == lengths(kept), method_,
+            ": the archive has ", at::IntArrayRef(lengths(saved)),
+            " numbers of state where the parameters need ", at::IntArrayRef(lengths(kept)));
+    Inner::load(archive);
     round_ = read_number(archive, "bluefog_round");
-    for (std::size_t block = 0; block < flat_.kept().size(); ++block) {
-      const at::Tensor& target = flat_.kept()[block];
-      at::Tensor read;
-      if (!archive.try_read(key(block), read, /*is_buffer=*/true)) {
-        target.zero_();
-        continue;
-      }
-      expects(read.sizes() == target.sizes(), method_, ": the archive has ", read.numel(),
-              " numbers of state where the parameters need ", target.numel());
-      target.copy_(read);
-    }
+    for (std::size_t block = 0; block < kept.size(); ++block)
+      saved.empty() ? kept[block].zero_() : kept[block].copy_(saved[block]);
   }
 
  protected:
@@ -157,21 +156,24 @@ class exact_method : public Inner, public communicates_over<Backend> {
     for (std::size_t i = 0; i < flat_.arena().size(); ++i) result.push_back(flat_.part(flat, i));
     return result;
   }
-  /// Takes the user's step with other gradients, one per parameter.
+  /// Takes the user's step with other gradients, one per parameter; once for each parameter, also
+  /// for tied weights, which a step of libtorch's own would move as often as they are listed.
   void step_with(const std::vector<at::Tensor>& gradients) {
     const lent_gradients lent(flat_.arena(), gradients);
+    auto once = each_once(this->param_groups());
+    const partial_step::selection only(this->param_groups(), once);
     Inner::step();
   }
-  /// Calls `visit(index, group's options)` for each parameter that learns.
+  /// Calls `visit(index, group's options)` once for each parameter that learns.
   template <class Options, class Visit>
   void for_each_parameter(Visit visit) {
-    for (torch::optim::OptimizerParamGroup& group : this->param_groups()) {
-      const auto& options = static_cast<const Options&>(group.options());
-      for (const at::Tensor& each : group.params()) {
+    const auto once = each_once(this->param_groups());
+    for (std::size_t group = 0; group < once.size(); ++group)
+      for (const at::Tensor& each : once[group]) {
         const std::size_t index = flat_.arena().index_of(each);
-        if (index != flat_.arena().size()) visit(index, options);
+        if (index != flat_.arena().size())
+          visit(index, static_cast<const Options&>(this->param_groups()[group].options()));
       }
-    }
   }
 
   /// What averaging over the graph of `round` adds to `values`: \f$ \sum_j W_{ji} (v_j - v_i) \f$.
@@ -214,8 +216,7 @@ class exact_method : public Inner, public communicates_over<Backend> {
                                                          std::span<const at::Tensor>());
         return bluefog::detail::run_with(
             context,
-            bluefog::detail::fetch_task(context, sent->input(), sent->layout(), around, arrived,
-                                        nullptr),
+            bluefog::detail::fetch_task(context, sent->input(), sent->layout(), around, arrived),
             sent);
       }));
       group_->wait(way);
@@ -231,6 +232,11 @@ class exact_method : public Inner, public communicates_over<Backend> {
   [[nodiscard]] communicator<Backend>& group() const noexcept override { return group_->comm(); }
   void finish(transfer& started) override { group_->wait(started); }
   void refresh() { log_.follow(flat_.arena(), flat_.refresh(this->param_groups())); }
+  [[nodiscard]] static std::vector<std::int64_t> lengths(const flat_tensors& flat) {
+    std::vector<std::int64_t> result;
+    for (const at::Tensor& each : flat) result.push_back(each.numel());
+    return result;
+  }
   [[nodiscard]] static std::string key(std::size_t block) {
     return concat("bluefog_correction_", block);
   }

@@ -28,11 +28,14 @@ namespace bluefog::optim {
 ///
 /// Gradients are reduced in buckets, each as soon as it is complete, beside the rest of the
 /// backward; after the first one in the order of rank 0's backward. The last bucket leaves in
-/// `step()`. *Is* the user's optimizer, with its state. With `backward_passes_per_step` = J the sum
-/// of J backwards is reduced once. A window that contains a local step ends by averaging parameters
+/// `step()`. Once another model's loss has run through the parameters, as a generator's does
+/// through its discriminator, all of them leave in `step()`: a backward does not know whose it is.
+///
+/// *Is* the user's optimizer, with its state. With `backward_passes_per_step` = J the sum of J
+/// backwards is reduced once. A window that contains a local step ends by averaging parameters
 /// instead; from then on momenta may differ over ranks, so later windows average parameters as
-/// well, until `broadcast_from` makes replicas equal. They are equal after every step
-/// that communicates. Construction and steps that communicate are collective.
+/// well, until `broadcast_from` makes replicas equal. They are equal after every step that
+/// communicates. Construction and steps that communicate are collective.
 ///
 /// Parameters may be added, frozen and unfrozen on all ranks alike; where ranks differ in that, the
 /// next step that communicates is a mismatch_error on all of them, which names the parameter. If a
@@ -103,11 +106,13 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
     expects(!ended() || shared_->synchronized(),
             "gradient_allreduce: step() after the ranks have stopped; call join() first");
     if (next_is_local()) {
+      shared_->local_step_begins();
       Inner::step();
       shared_->local_step_taken();
       return loss;
     }
     if (shared_->local_steps()) {  // replicas have drifted apart: gradients no longer suffice
+      shared_->local_step_begins();
       Inner::step();
       shared_->average_replicas();
     } else {
@@ -151,6 +156,7 @@ class gradient_allreduce : public Inner, public detail::communicates_over<Backen
     refresh();
     const step_kind rest = shared_->synchronize_rest();
     if (rest == step_kind::mixing) {
+      shared_->local_step_begins();
       if (shared_->counter().unused() > 0) Inner::step();
       shared_->average_replicas();
     } else if (rest == step_kind::reduced) {

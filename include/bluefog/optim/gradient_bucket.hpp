@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -10,6 +12,7 @@
 #include <ATen/ops/empty.h>
 
 #include <bluefog/optim/known_gradient.hpp>
+#include <bluefog/tensor/arena.hpp>
 #include <bluefog/tensor/device.hpp>
 
 namespace bluefog::optim::detail {
@@ -69,5 +72,40 @@ struct gradient_bucket {
       if (!members[i].used) flag(i).zero_();
   }
 };
+
+/// Which gradients share a bucket: those that follow one another among the ones of their type and
+/// device, of about `bytes` bytes; the first bucket is small, so that something travels early.
+/// \param order      indices of `parameters`, as their gradients are expected.
+/// \param wire_type  what a type travels as.
+/// \return buckets without memory, in the order in which they are expected to be complete.
+template <std::invocable<at::ScalarType> WireType>
+[[nodiscard]] std::vector<gradient_bucket> packed(const std::vector<named_tensor>& parameters,
+                                                  const std::vector<std::size_t>& order,
+                                                  std::int64_t bytes, WireType wire_type) {
+  constexpr std::int64_t first_bucket = 1 << 20;
+  std::vector<gradient_bucket> buckets;
+  std::vector<std::size_t> open;  // the last one of each type and device
+  std::vector<std::size_t> place(parameters.size());
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    const auto& [name, parameter] = parameters[order[k]];
+    place[order[k]] = k;
+    const at::ScalarType type = wire_type(parameter.scalar_type());
+    const auto size = parameter.numel() * static_cast<std::int64_t>(c10::elementSize(type));
+    auto found = std::ranges::find_if(open, [&, &tensor = parameter](std::size_t index) {
+      return buckets[index].type == type && buckets[index].device == tensor.device();
+    });
+    if (found == open.end()) found = open.insert(found, buckets.size());
+    const std::int64_t limit = *found == 0 ? std::min(first_bucket, bytes) : bytes;
+    if (*found < buckets.size() && buckets[*found].bytes + size > limit) *found = buckets.size();
+    if (*found == buckets.size()) buckets.push_back({.type = type, .device = parameter.device()});
+    gradient_bucket& target = buckets[*found];
+    target.members.push_back({order[k], name, parameter, parameter.scalar_type()});
+    target.count += parameter.numel();
+    target.bytes += size;
+  }
+  const auto completed = [&](const gradient_bucket& it) { return place[it.members.back().index]; };
+  std::ranges::sort(buckets, {}, completed);
+  return buckets;
+}
 
 }  // namespace bluefog::optim::detail

@@ -50,9 +50,9 @@ struct bucket_options {
 /// Gradients side by side in buckets, each of which is reduced as one message.
 ///
 /// Buckets are sent in their order whatever order gradients become ready in, so it is the same on
-/// all ranks; the first is small, so that something travels early. Behind its gradients a bucket
-/// carries one number per parameter: how many ranks used it. The last bucket carries one more, by
-/// which a rank can give notice that something is not as usual; it leaves when the others have.
+/// all ranks; see `packed`. Behind its gradients a bucket carries one number per parameter: how
+/// many ranks used it. The last bucket carries one more, by which a rank can give notice that
+/// something is not as usual; it leaves when the others have.
 class gradient_buckets {
  public:
   gradient_buckets() = default;
@@ -61,38 +61,27 @@ class gradient_buckets {
   /// \param order       their indices in the order in which their gradients are expected.
   gradient_buckets(const std::vector<named_tensor>& parameters,
                    const std::vector<std::size_t>& order, const bucket_options& options)
-      : options_(options), places_(parameters.size()) {
-    constexpr std::int64_t first_bucket = 1 << 20;
-    std::int64_t limit = std::min(first_bucket, options.bytes);
-    for (const std::size_t i : order) {
-      const at::Tensor& parameter = parameters[i].tensor;
-      const auto type = wire_type(parameter.scalar_type());
-      const std::int64_t bytes =
-          parameter.numel() * static_cast<std::int64_t>(c10::elementSize(type));
-      const bool fits = !buckets_.empty() && buckets_.back().type == type &&
-                        buckets_.back().device == parameter.device() &&
-                        buckets_.back().bytes + bytes <= limit;
-      if (!fits) {
-        if (!buckets_.empty()) limit = options.bytes;
-        buckets_.push_back({.type = type, .device = parameter.device()});
-      }
-      bucket& last = buckets_.back();
-      places_[i] = {buckets_.size() - 1, last.count, last.members.size(), false};
-      last.members.push_back({i, parameters[i].name, parameter, parameter.scalar_type()});
-      last.count += parameter.numel();
-      last.bytes += bytes;
-    }
+      : options_(options),
+        places_(parameters.size()),
+        buckets_(packed(parameters, order, options.bytes,
+                        [&](at::ScalarType type) { return wire_type(type); })) {
     if (buckets_.empty()) buckets_.emplace_back();  // there may be something to give notice of
-    for (bucket& each : buckets_) {
+    for (std::size_t index = 0; index < buckets_.size(); ++index) {
+      bucket& each = buckets_[index];
       const bool last = &each == &buckets_.back();
       const auto flags = static_cast<std::int64_t>(each.members.size() + (last ? 1 : 0));
       each.flat =
           at::zeros({each.count + flags}, at::TensorOptions().dtype(each.type).device(each.device));
       each.missing = each.members.size();
-      for (member& owner : each.members)
-        owner.slot = bluefog::detail::part_of_tensor(
-            each.flat, places_[owner.index].begin, owner.parameter.sizes(),
-            bluefog::detail::dense_strides(owner.parameter));
+      std::int64_t begin = 0;
+      for (std::size_t i = 0; i < each.members.size(); ++i) {
+        member& owner = each.members[i];
+        places_[owner.index] = {index, i, false};
+        owner.slot =
+            bluefog::detail::part_of_tensor(each.flat, begin, owner.parameter.sizes(),
+                                            bluefog::detail::dense_strides(owner.parameter));
+        begin += owner.parameter.numel();
+      }
     }
   }
 
@@ -212,17 +201,10 @@ class gradient_buckets {
       }
   }
   [[nodiscard]] bool spoilt() const noexcept { return spoilt_; }
-  /// The same where all ranks give it up: waits for what is under way and forgets it.
-  void discard() {
-    if (spoilt_) return;  // others wait for the rest of it
-    await_all();
-    clear();
-  }
 
  private:
   struct place {
     std::size_t bucket = 0;
-    std::int64_t begin = 0;
     std::size_t member = 0;
     bool filled = false;
   };
@@ -253,7 +235,7 @@ class gradient_buckets {
     auto started = comm.start(std::move(call), [&](auto context) {
       bluefog::detail::parcel values(context, flat, flat);
       task work = bluefog::detail::allreduce_task(context, values.in(), values.out(), options_.op,
-                                                  scope::all, nullptr);
+                                                  scope::all);
       return bluefog::detail::carry(context, std::move(work), std::move(values));
     });
     flights_.emplace_back(comm.driver(), std::move(started));

@@ -72,21 +72,19 @@ class gradient_exchange {
     if (now != watched_ || !watch_.intact()) watch();
   }
 
-  /// The gradient of parameter `index` is complete: sends the buckets that are.
-  void ready(std::size_t index) {
-    if (buckets_.spoilt()) return;
+  /// The gradient of parameter `index` is complete.
+  /// \param sends  whether to send the buckets that are complete now.
+  void ready(std::size_t index, bool sends = true) {
     const auto found = std::ranges::lower_bound(plan_, index);
     if (found == plan_.end() || *found != index) return;
     const auto place = static_cast<std::size_t>(found - plan_.begin());
     if (!settled_ && std::ranges::find(seen_, place) == seen_.end()) seen_.push_back(place);
-    buckets_.put(place, comm_);
+    if (sends && !buckets_.spoilt()) buckets_.put(place, comm_);
   }
 
   /// Gives up what is under way on this rank: the next reduction is made twice, on all ranks. Where
   /// gradients are reduced in place, and some rank has not given up, it is an error on all.
   void spoil() { buckets_.spoil(); }
-  /// Gives up what is under way on all ranks.
-  void discard() { buckets_.discard(); }
 
   /// Reduces what is not yet reduced and leaves the results in place, divided by the mean number of
   /// passes of the ranks that have any, or by one if `divides` is not set. Collective.
@@ -151,11 +149,11 @@ class gradient_exchange {
     using numbers = std::array<std::int64_t, sizeof(record) / sizeof(std::int64_t)>;
     const auto sent = std::bit_cast<numbers>(own_record);
     std::vector<record> records(static_cast<std::size_t>(comm_.size()));
-    std::vector<std::int64_t> all(sent.size() * records.size());
+    const auto all = std::make_shared<std::vector<std::int64_t>>();
     comm_.run({.operation = options_.owner}, [&](auto context) {
-      return gather_equal(context, std::vector(sent.begin(), sent.end()), &all);
+      return gather_equal(context, std::vector(sent.begin(), sent.end()), all);
     });
-    std::memcpy(records.data(), all.data(), all.size() * sizeof(std::int64_t));
+    std::memcpy(records.data(), all->data(), all->size() * sizeof(std::int64_t));
     return records;
   }
 
@@ -207,20 +205,23 @@ class gradient_exchange {
     plan_ = learning();
     changed_ = false;
     settled_ = false;
+    without_order_ = 0;
     seen_.clear();
     unused_.clear();
     pack({});
   }
 
-  // Makes the order of rank 0's first backward that of all ranks. Collective.
+  // Makes the order of rank 0's first backward that of all ranks, unless it goes on having none, as
+  // where gradients are set by hand. Collective.
   void follow_root() {
+    constexpr int patience = 4;
     if (settled_) return;
     if (buckets_.size() > 1) {
       const std::vector<std::int64_t> own(seen_.begin(), seen_.end());
       const auto order = broadcast_object(comm_, own, 0);
       seen_.clear();
-      if (order.empty()) return;
-      pack({order.begin(), order.end()});
+      if (order.empty() && ++without_order_ < patience) return;
+      if (!order.empty()) pack({order.begin(), order.end()});
     }
     settled_ = true;
   }
@@ -251,7 +252,8 @@ class gradient_exchange {
   std::vector<std::size_t> seen_;     // places in the plan, as gradients became ready
   std::vector<std::size_t> unused_;   // places whose parameters no rank has used last
   bool changed_ = false;              // the plan is not what learns on this rank
-  bool settled_ = false;              // the buckets follow rank 0
+  bool settled_ = false;              // the buckets follow rank 0, or nobody
+  int without_order_ = 0;             // reductions after which rank 0 had none
   bool warned_ = false;               // of a gradient that was changed too late
   std::int64_t round_ = 0;
   std::int64_t joined_in_ = 0;

@@ -50,10 +50,9 @@ class gradient_reducer final : public gradient_listener {
   [[nodiscard]] const gradient_allreduce_options& options() const noexcept { return options_; }
   /// \return the name of a parameter that has a gradient; empty if none has.
   [[nodiscard]] std::string_view first_with_gradient() const {
-    const auto& all = exchange_.parameters();
-    const auto found = std::ranges::find_if(
-        all, [](const named_tensor& each) { return each.tensor.grad().defined(); });
-    return found == all.end() ? std::string_view() : std::string_view(found->name);
+    for (const named_tensor& each : exchange_.parameters())
+      if (each.tensor.grad().defined()) return each.name;
+    return {};
   }
 
   /// Takes the optimizer's parameters as they are now. Collective.
@@ -90,10 +89,8 @@ class gradient_reducer final : public gradient_listener {
   }
 
   void gradient_ready(std::size_t index) override {
-    if (counter_.due() && !local_steps_ && options_.local_max_norm == 0) {
-      const c10::AutoGradMode no_grad(false);
-      exchange_.ready(index);
-    }
+    const c10::AutoGradMode no_grad(false);
+    exchange_.ready(index, counter_.due() && !local_steps_ && !waits_for_step_);
     gradients_.arrived(index, exchange_.parameters()[index].tensor);
   }
 
@@ -111,9 +108,11 @@ class gradient_reducer final : public gradient_listener {
   /// \return whether ranks have ever stepped apart, so that momenta may differ.
   [[nodiscard]] bool states_differ() const noexcept { return states_differ_; }
   void states_differ(bool known) noexcept { states_differ_ = known; }
-  /// A step was taken with the gradients of this rank alone.
+  /// A step is about to be taken, and then was, with the gradients of this rank alone.
+  void local_step_begins() {
+    if (counter_.unused() > 0) clip();  // else they are still those of all ranks
+  }
   void local_step_taken() {
-    // Without a new backward the gradients were still those of all ranks.
     if (counter_.unused() > 0) local_steps_ = states_differ_ = true;
     counter_.stepped();
     gradients_.clear();
@@ -267,13 +266,15 @@ class gradient_reducer final : public gradient_listener {
             "them up");
   }
 
-  // Drops backwards that only other optimizers stepped on.
+  // Drops backwards that only other optimizers stepped on. They may have sent other buckets on
+  // other ranks, or none; with the next ones nothing travels before it is known whose they are.
   void forget_foreign() {
     const std::size_t before = counter_.pending();
     counter_.forget_foreign();
     if (before == 0 || counter_.pending() > 0) return;
-    exchange_.discard();
+    exchange_.spoil();
     gradients_.clear();
+    waits_for_step_ = true;
   }
 
   gradient_allreduce_options options_;
@@ -283,6 +284,7 @@ class gradient_reducer final : public gradient_listener {
   pending_gradients gradients_;
   std::vector<named_tensor> known_;  // the module's, for the names of parameters added later
   parameter_signature signature_;
+  bool waits_for_step_ = options_.local_max_norm != 0;  // gradients travel in step()
   bool any_pass_ = false;
   bool pass_since_step_ = false;
   bool synchronized_ = false;

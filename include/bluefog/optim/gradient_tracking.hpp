@@ -27,9 +27,10 @@ namespace bluefog::optim {
 /// alone ends at a distance that grows with the learning rate.)
 ///
 /// Works over directed graphs and schedules too: each round has to be doubly stochastic. *Is* the
-/// user's optimizer, whichever; gradients stay the user's own. Construction and steps are
-/// collective, and every step communicates, twice: the trackers, then the parameters. If the first
-/// fails, nothing has changed; if the second fails, the parameters are adapted and not combined.
+/// user's optimizer, whichever; gradients stay the user's own. A parameter that is listed twice
+/// (tied weights) is stepped once. Construction and steps are collective, and every step
+/// communicates, twice: the trackers, then the parameters. If the first fails, nothing has changed;
+/// if the second fails, the parameters are adapted and not combined.
 ///
 /// \tparam Inner  the user's optimizer, moved in; not LBFGS.
 /// \note Remembers one vector as long as the parameters.

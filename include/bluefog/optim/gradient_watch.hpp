@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -38,8 +39,10 @@ class gradient_listener {
 
 /// Tells a listener when gradients have been accumulated, once per parameter and backward.
 ///
-/// A parameter that is used several times is told once, after its last use. The hooks hold the
-/// listener weakly: it may go at any time. Removed on destruction.
+/// A parameter that is used several times is told once, after its last use. The listener is told
+/// one thing at a time: parameters of several devices get their gradients on several threads. A
+/// backward within a backward is one more, and so is what follows it. The hooks hold the listener
+/// weakly: it may go at any time. Removed on destruction.
 class gradient_watch {
  public:
   gradient_watch() = default;
@@ -90,6 +93,7 @@ class gradient_watch {
   struct sequence {
     explicit sequence(std::weak_ptr<gradient_listener> to) : listener(std::move(to)) {}
     std::weak_ptr<gradient_listener> listener;
+    std::mutex mutex;  // a listener makes no backward, which would come back here
     int last_backward = -1;
   };
 
@@ -102,6 +106,7 @@ class gradient_watch {
         const torch::autograd::variable_list& outputs,
         const torch::autograd::variable_list& /*inputs*/) override {
       if (const auto listener = shared_->listener.lock()) {
+        const std::scoped_lock lock(shared_->mutex);
         const auto& gradient = parameter_->mutable_grad();
         const bool anew = !last_.is(gradient);
         const int backward = torch::autograd::get_current_graph_task_id();

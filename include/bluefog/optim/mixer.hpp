@@ -190,7 +190,7 @@ class mixer {
                 return bluefog::detail::fold_task(context, own.in(), *now_.links, arrived,
                                                   bluefog::detail::turn(landing_));
             return bluefog::detail::fetch_task(context, own.input(), own.layout(), *now_.links,
-                                               arrived, nullptr);
+                                               arrived);
           });
       return;
     }
@@ -209,7 +209,7 @@ class mixer {
     neighborhood links = *now_.links;  // between machines; the check makes it one between ranks
     auto call = bluefog::detail::check_hierarchical(comm(), outline, outline, links, anonymous);
     start(std::move(call), whole, values, arrived, [&](auto context, const auto& own) {
-      return bluefog::detail::hierarchical_task(context, own.in(), result(context, own), links,
+      return bluefog::detail::hierarchical_task(context, {{own.in(), result(context, own)}}, links,
                                                 arrived);
     });
   }

@@ -35,7 +35,10 @@ enum class start : std::uint8_t {
   /// nothing.
   after_step,
   /// When the last pass of a window is counted: under the backward. Parameters may be changed
-  /// between `step()` and the next forward.
+  /// between `step()` and the next forward. Where backwards are counted, since `forward()` is not
+  /// called, another model's loss that runs through the parameters (a generator's through its
+  /// discriminator) begins it too: then they must not be changed before the next `step()`, as by
+  /// clamping a critic. Call `forward()` for this model's own passes, or take `at_step`.
   after_forward,
   /// In `step()`: under nothing. Parameters may be changed at any time.
   at_step,
@@ -44,7 +47,10 @@ enum class start : std::uint8_t {
   /// Only for torch's SGD, Adam, AdamW, RMSprop and Adagrad, and only if every forward is followed
   /// by its own backward and nothing looks at or changes gradients in between: no clipping, no
   /// gradient scaler, no `retain_graph`, no other model's loss through these parameters, and no
-  /// `nn::distributed_data_parallel` around the model, which is refused.
+  /// `nn::distributed_data_parallel` around the model, which is refused. If a communication fails,
+  /// `backward()` or `step()` throws; parameters that came before it have been combined and
+  /// adapted, the others neither. Nothing is on its way then, but ranks may be at different steps:
+  /// go on from a checkpoint, with the wrapper made anew.
   inside_backward
 };
 
@@ -57,7 +63,8 @@ enum class buffer_policy : std::uint8_t {
 
 /// Options of `adapt_with_combine`.
 struct adapt_with_combine_options {
-  /// J: communicate after every J-th forward of the model.
+  /// J: communicate after every J-th forward of the model; where `forward()` is not called, after
+  /// every J-th backward, of which `adapt_then_combine_options` says more.
   int num_steps_per_communication = 1;
   optim::communication_type communication = communication_type::neighbor_allreduce;
   optim::start start = optim::start::after_forward;
@@ -72,7 +79,10 @@ struct adapt_with_combine_options {
 
 /// Options of `adapt_then_combine`.
 struct adapt_then_combine_options {
-  /// J: adapt with the sum of J backwards, then communicate.
+  /// J: adapt with the sum of J backwards, then communicate. One that reaches no parameter is not
+  /// counted: with J > 1 each has to reach some on every rank. A backward within a backward, as in
+  /// activation checkpointing, counts for itself, and so does what follows it: J has to be the
+  /// number of all these, which `passes_since_communication()` tells before the step.
   int backward_passes_per_step = 1;
   optim::communication_type communication = communication_type::neighbor_allreduce;
   optim::miscount on_miscount = miscount::warn;
@@ -99,7 +109,8 @@ enum class uneven : std::uint8_t {
 
 /// Options of `gradient_allreduce`.
 struct gradient_allreduce_options {
-  /// J: reduce the sum of J backwards.
+  /// J: reduce the sum of J backwards. Where a backward has others within it, see
+  /// `adapt_then_combine_options`, `average_aggregated_gradients` has to be false.
   int backward_passes_per_step = 1;
   optim::compression compression = optim::compression::none;
   reduce_op op = reduce_op::average;  ///< average or sum over ranks
@@ -118,8 +129,9 @@ struct gradient_allreduce_options {
   /// has no say any more.
   optim::buffer_policy buffers = buffer_policy::local;
   /// Scale this rank's own gradients before they are reduced so that their norm is at most this, as
-  /// `clip_grad_norm_` does; 0: off. They then travel in `step()`, not beside the backward. (A norm
-  /// of the reduced ones is bounded between `synchronize()` and `step()`.)
+  /// `clip_grad_norm_` does; 0: off. So are those of a local step. They then travel in `step()`,
+  /// not beside the backward. (A norm of the reduced ones is bounded between `synchronize()` and
+  /// `step()`.)
   double local_max_norm = 0;
 };
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -70,6 +71,27 @@ constexpr void refuse_line_search() {
   return closure();
 }
 
+/// Tells tensors that come again: tied weights are listed twice, by modules and so by optimizers.
+class seen_tensors {
+ public:
+  /// \return whether it is asked of `tensor` for the first time.
+  bool add(const at::Tensor& tensor) { return seen_.insert(tensor.unsafeGetTensorImpl()).second; }
+
+ private:
+  std::unordered_set<const void*> seen_;
+};
+
+/// \return the parameters of each group, those that have not come before.
+[[nodiscard]] inline std::vector<std::vector<at::Tensor>> each_once(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  std::vector<std::vector<at::Tensor>> result(groups.size());
+  seen_tensors seen;
+  for (std::size_t group = 0; group < groups.size(); ++group)
+    for (const at::Tensor& each : groups[group].params())
+      if (seen.add(each)) result[group].push_back(each);
+  return result;
+}
+
 /// The parameters of a module with their names.
 [[nodiscard]] inline std::vector<named_tensor> parameters_of(const torch::nn::Module& module) {
   std::vector<named_tensor> result;
@@ -82,11 +104,12 @@ constexpr void refuse_line_search() {
     const std::vector<torch::optim::OptimizerParamGroup>& groups,
     const std::vector<named_tensor>& known) {
   std::vector<named_tensor> result;
+  seen_tensors seen;
   for (std::size_t group = 0; group < groups.size(); ++group)
     for (std::size_t i = 0; i < groups[group].params().size(); ++i) {
       const at::Tensor& tensor = groups[group].params()[i];
+      if (!seen.add(tensor)) continue;
       const auto same = [&](const at::Tensor& other) { return other.is_same(tensor); };
-      if (std::ranges::any_of(result, same, &named_tensor::tensor)) continue;  // tied weights
       const auto found = std::ranges::find_if(known, same, &named_tensor::tensor);
       result.push_back(
           {found != known.end() ? found->name : concat("group ", group, " parameter ", i), tensor});

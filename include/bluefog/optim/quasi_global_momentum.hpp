@@ -31,9 +31,10 @@ namespace bluefog::optim {
 ///
 /// Works over directed graphs and schedules too: each round has to be doubly stochastic. *Is* the
 /// user's SGD, whose momentum buffers hold \f$ \hat{m} \f$: learning rate (above 0), momentum
-/// (without dampening, not Nesterov's) and weight decay are its own, group by group. Construction
-/// and steps are collective; every step communicates, once, as much as `adapt_then_combine`. If
-/// that fails, `step()` throws and the parameters are adapted and not combined.
+/// (without dampening, not Nesterov's) and weight decay are its own, group by group. A parameter
+/// that is listed twice (tied weights) is stepped once. Construction and steps are collective;
+/// every step communicates, once, as much as `adapt_then_combine`. If that fails, `step()` throws
+/// and the parameters are adapted and not combined.
 ///
 /// \tparam Inner  torch's SGD, moved in.
 /// \see Lin, Karimireddy, Stich and Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep
