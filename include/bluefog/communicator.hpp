@@ -44,7 +44,9 @@ struct call_options {
 /// communicator that theirs was made from.
 ///
 /// Arrays that operations are given lie in host memory; on a `device_backend`, such as
-/// `nccl_backend`, they may lie in the device's, in and out of one operation alike.
+/// `nccl_backend`, they may lie in the device's, in and out of one operation alike. Over MPI an
+/// operation that has timed out or was given up may still read its input and write its output:
+/// they have to stay until the program ends. (Tensors are kept alive.)
 ///
 /// \tparam Backend  the transport, e.g. `mpi_backend` or `thread_backend`.
 template <backend Backend>
@@ -163,9 +165,6 @@ class communicator {
   void withdraw() { state_->withdraw(); }
   /// The next operation gets a number later. The same on every rank.
   void pass() noexcept { state_->pass(); }
-  /// After all ranks have withdrawn, each after the same operation: they go on. The same on every
-  /// rank.
-  void rejoin() { state_->rejoin(); }
   /// Finds out what other ranks have said, which is also done while an operation waits.
   void listen() {
     if (const auto next = state_->next_number(); next > 0) state_->listen(next - 1);
@@ -179,7 +178,7 @@ class communicator {
   [[nodiscard]] bool will_lack_rank() const noexcept {
     return state_->lacks_rank(state_->next_number());
   }
-  /// Gives up all operations that are outstanding on this rank.
+  /// Gives up all operations of this communicator that are outstanding on this rank.
   void give_up() { driver()->drain(*state_, /*give_up=*/true); }
 
   /// \return what drives the operations of this communicator and of those derived from it.
@@ -232,17 +231,20 @@ class communicator {
 
   // Two numbers from every rank, in rank order.
   [[nodiscard]] std::vector<std::pair<int, int>> gather_pairs(int first, int second) {
-    std::vector<std::int32_t> all(2 * index(size()));
+    const auto all = std::make_shared<std::vector<std::int32_t>>();
     run({.operation = "communicator"}, [&](auto context) {
-      return gather_equal(context, {first, second}, &all);
+      return gather_equal(context, {first, second}, all);
     });
     std::vector<std::pair<int, int>> pairs;
-    for (std::size_t i = 0; i < all.size(); i += 2) pairs.emplace_back(all[i], all[i + 1]);
+    for (std::size_t i = 0; i < all->size(); i += 2) pairs.emplace_back((*all)[i], (*all)[i + 1]);
     return pairs;
   }
 
+  // All ranks meet first: a rank that comes too late for that ends in a time-out on all, while
+  // transports may make communicators without one.
   [[nodiscard]] communicator of(const std::vector<int>& members,
                                 std::shared_ptr<traffic> counters = nullptr) {
+    static_cast<void>(gather_pairs(0, 0));
     return communicator(state_->transport().subset(members, state_->next_subset()), options(),
                         driver(), machine_rank(), std::move(counters));
   }

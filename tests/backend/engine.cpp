@@ -131,9 +131,8 @@ class stubborn_backend {
 /// Fails with `problem`, before or after an exchange with everybody.
 template <backend Backend>
 task failing_task(operation_context<Backend> context, std::exception_ptr problem, bool early) {
-  std::vector<int> all(static_cast<std::size_t>(context.size()));
   if (early) std::rethrow_exception(problem);
-  auto gathering = gather_equal(context, std::vector<int>(1), &all);
+  auto gathering = gather_equal(context, std::vector<int>(1), std::make_shared<std::vector<int>>());
   co_await std::move(gathering);
   std::rethrow_exception(problem);
 }
@@ -553,6 +552,46 @@ TEST_CASE("of a warning later than the time-out only the time-out is left",
   CHECK(log.lines_with("stall").empty());
 }
 
+TEST_CASE("a rank that came after it was asked is not said to be missing",
+          "[backend][engine][thread]") {
+  const bluefog_test::log_capture quiet;
+  bluefog_test::meeting end(3);
+  run_threads(3,
+              [&](thread_communicator& comm) {
+                std::vector<int> x(5, 1), y(5, 1);
+                if (comm.rank() != 1) {
+                  // Rank 2 asks of both operations before rank 0 has begun them.
+                  if (comm.rank() == 0) std::this_thread::sleep_for(1800ms);
+                  auto first = allreduce_nonblocking(comm, x, x, reduce_op::sum);
+                  auto second = allreduce_nonblocking(comm, y, y, reduce_op::sum);
+                  require_throws<error>([&] { first.wait(); });
+                  const auto text = require_throws<error>([&] { second.wait(); });
+                  if (comm.rank() == 2) require(text.ends_with("; not heard from rank 1"), text);
+                }
+                end.arrive_and_wait();
+              },
+              {.timeout = 3s, .stall_warning = 60s});
+}
+
+TEST_CASE("what has timed out is not warned of later", "[backend][engine][thread]") {
+  const bluefog_test::log_capture log;
+  bluefog_test::meeting timed_out(2);
+  run_threads(2,
+              [&](thread_communicator& comm) {
+                auto other = comm.duplicate();  // shares the engine
+                std::vector<int> x(5, 1), y(5, 1);
+                if (comm.rank() == 0) {
+                  auto given_up = allreduce_nonblocking(comm, x, x, reduce_op::sum);
+                  require_throws<timeout_error>([&] { given_up.wait(); });
+                }
+                timed_out.arrive_and_wait();
+                if (comm.rank() == 1) std::this_thread::sleep_for(100ms);
+                allreduce_nonblocking(other, y, y, reduce_op::sum).wait();
+              },
+              {.timeout = 1s, .stall_warning = 1s});
+  CHECK(log.lines_with("stall").empty());
+}
+
 TEST_CASE("operations queued behind one that times out do not wait for their own time",
           "[backend][engine][thread]") {
   const bluefog_test::log_capture quiet;
@@ -731,7 +770,7 @@ RANKS_TEST("a rank that takes no part is noticed by those that wait for it, who 
     } else {
       const auto all = std::make_shared<std::vector<double>>(static_cast<std::size_t>(comm.size()));
       const auto started = group.start({.operation = "gathering"}, [&](auto context) {
-        return gather_equal(context, std::vector<double>{1.0}, all.get());
+        return gather_equal(context, std::vector<double>{1.0}, all);
       });
       group.driver()->wait(*started, [&] { return group.lacks_rank(); });
       group.give_up();
@@ -744,22 +783,5 @@ RANKS_TEST("a rank that takes no part is noticed by those that wait for it, who 
     require_equal(sum.front(), sum_of_ranks(comm.size()));
     group.listen();
     require(comm.rank() == round % comm.size() || group.will_lack_rank(), "not noticed");
-  }
-}
-
-RANKS_TEST("ranks that all withdraw from one operation go on with the next",
-           "[backend][withdrawal]") {
-  auto group = comm.duplicate();
-  for (int round = 0; round < 50; ++round) {
-    group.withdraw();
-    std::vector<int> sum{comm.rank()};
-    allreduce(comm, sum, sum, reduce_op::sum);  // when it is over, all have withdrawn
-    group.rejoin();
-    group.listen();
-    require(!group.will_lack_rank(), "what is over is over");
-    sum = {comm.rank()};
-    allreduce(group, sum, sum, reduce_op::sum);
-    require_equal(sum.front(), sum_of_ranks(comm.size()));
-    require(!group.lacks_rank(), "what is over is over");
   }
 }

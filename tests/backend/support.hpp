@@ -153,10 +153,10 @@ template <bluefog::backend Backend>
 bluefog::task noting_task(bluefog::operation_context<Backend> context,
                           std::vector<std::thread::id>* threads, std::atomic<bool>* over,
                           std::size_t count = 1) {
-  std::vector<int> all(count * static_cast<std::size_t>(context.size()));
+  const auto all = std::make_shared<std::vector<int>>();
   for (int step = 0; step < 4; ++step) {
     threads->push_back(std::this_thread::get_id());
-    auto gathering = bluefog::gather_equal(context, std::vector<int>(count, step), &all);
+    auto gathering = bluefog::gather_equal(context, std::vector<int>(count, step), all);
     co_await std::move(gathering);
   }
   threads->push_back(std::this_thread::get_id());

@@ -124,12 +124,10 @@ RANKS_TEST("ranks whose further dimensions or types differ are all told so",
   std::vector<float> mine(12);
   const auto run = [&](detail::gather_shape shape) {
     comm.run({.operation = "allgather"}, [&](auto context) {
-      return detail::allgather_task(
-          context, as_buffer(mine), shape,
-          [](std::span<const std::int64_t>) -> mutable_buffer {
-            throw rank_failure("nothing may be allocated");
-          },
-          nullptr);
+      return detail::allgather_task(context, as_buffer(mine), shape,
+                                    [](std::span<const std::int64_t>) -> mutable_buffer {
+                                      throw rank_failure("nothing may be allocated");
+                                    });
     });
   };
   auto text = require_throws<mismatch_error>([&] {
@@ -148,16 +146,27 @@ RANKS_TEST("ranks whose further dimensions or types differ are all told so",
   barrier(comm);
 }
 
+TEST_CASE("of many dimensions the first are named, and all are compared",
+          "[collective][allgather]") {
+  const auto header = [](std::int64_t last) {
+    std::vector<std::int64_t> trailing(12, 10);
+    trailing.back() = last;
+    return detail::gather_header({.rows = 1, .trailing = trailing}, dtype::float32);
+  };
+  CHECK(header(10).fits(header(10)));
+  CHECK_FALSE(header(10).fits(header(11)));
+  CHECK(header(10).text() == "float32 [1, 10, 10, 10, 10, 10, 10, 10, ...]");
+}
+
 RANKS_TEST("rows without elements are still counted", "[collective][allgather]") {
   std::vector<std::int64_t> rows;
   comm.run({.operation = "allgather"}, [&](auto context) {
-    return detail::allgather_task(
-        context, {nullptr, 0, dtype::float32}, detail::gather_shape{comm.rank() + 1, {0, 4}},
-        [&rows](std::span<const std::int64_t> told) {
-          rows.assign(told.begin(), told.end());
-          return mutable_buffer{nullptr, 0, dtype::float32};
-        },
-        nullptr);
+    return detail::allgather_task(context, {nullptr, 0, dtype::float32},
+                                  detail::gather_shape{comm.rank() + 1, {0, 4}},
+                                  [&rows](std::span<const std::int64_t> told) {
+                                    rows.assign(told.begin(), told.end());
+                                    return mutable_buffer{nullptr, 0, dtype::float32};
+                                  });
   });
   require_equal(rows.size(), static_cast<std::size_t>(comm.size()));
   for (std::size_t i = 0; i < rows.size(); ++i)
@@ -210,8 +219,7 @@ TEST_CASE("a transport's own allgather gets unequal parts, counted in elements",
           [&](std::span<const std::int64_t> told) {
             rows.assign(told.begin(), told.end());
             return as_mutable_buffer(out);
-          },
-          nullptr);
+          });
     });
     require_equal(out, wanted);
     for (int rank = 0; rank < comm.size(); ++rank)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <mpi.h>
 
 #include <bluefog/collective/allreduce.hpp>
+#include <bluefog/collective/broadcast.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/mpi.hpp>
@@ -29,6 +31,8 @@ using bluefog_test::ContainsSubstring;
 using bluefog_test::finish;
 using bluefog_test::world_rank;
 using bluefog_test::world_size;
+
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -265,6 +269,53 @@ TEST_CASE("a communicator is made while another one's operation is under way, or
     request.wait();
   }
   CHECK(values == std::vector<double>(4000, comm.size()));
+}
+
+TEST_CASE("an operation of one communicator goes on while another one is waited for",
+          "[mpi][threads]") {
+  communicator<mpi_backend> one({.timeout = 30s});
+  communicator<mpi_backend> other({.timeout = 30s});
+  std::vector<double> values(4000, 1.0);  // long enough for two exchanges
+  auto request = bluefog::allreduce_nonblocking(one, values, values, reduce_op::sum);
+  if (one.rank() != 0) request.wait();
+  check_sum_of_ranks(other);
+  if (one.rank() == 0) request.wait();
+  CHECK(values == std::vector<double>(4000, one.size()));
+}
+
+TEST_CASE("after an operation was given up MPI's collectives are refused, and a duplicate goes on",
+          "[mpi]") {
+  const bluefog_test::log_capture quiet;
+  communicator<mpi_backend> comm({.timeout = 1500ms, .stall_warning = 60s});
+  if (comm.size() == 1) return;
+  // Every rank makes the same calls; that of rank 0, which sends, succeeds when nobody waits any
+  // more, and what it sends then has to be lost.
+  std::vector<double> late(10, comm.rank());
+  std::vector<double> next(10, comm.rank());
+  const auto everybody = [] {
+    const auto lock = bluefog::mpi::library::serialize();
+    MPI_Barrier(MPI_COMM_WORLD);
+  };
+  if (comm.rank() == 0) {
+    everybody();
+    bluefog::broadcast(comm, late, 0);
+    bluefog::broadcast(comm, next, 0);
+  } else {
+    CHECK_THROWS_AS(bluefog::broadcast(comm, late, 0), bluefog::timeout_error);
+    everybody();
+    try {
+      bluefog::broadcast(comm, next, 0);
+      FAIL("not refused");
+    } catch (const bluefog::peer_error& problem) {
+      CHECK_THAT(problem.what(), ContainsSubstring("go on with a duplicate"));
+    }
+  }
+  auto again = comm.duplicate();
+  for (int root = 0; root < comm.size(); ++root) {
+    std::vector<double> values(10, comm.rank());
+    bluefog::broadcast(again, values, root);
+    CHECK(values == std::vector<double>(10, root));
+  }
 }
 
 TEST_CASE("operations go on while the program calls nothing", "[mpi][engine]") {

@@ -6,8 +6,11 @@
 #include <limits>
 #include <list>
 #include <numeric>
+#include <ranges>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <bluefog/collective/allreduce.hpp>
@@ -27,6 +30,18 @@ template <class Links>
 concept mixes = requires(communicator<thread_backend>& comm, std::vector<float>& x, Links links) {
   neighbor_allreduce(comm, x, x, links);
 };
+
+using rows = std::vector<std::vector<float>>;
+using made_rows = decltype(std::declval<rows&>() | std::views::transform([](const auto& row) {
+                             return std::vector<float>(row.begin(), row.end());
+                           }));
+using spans_of_rows = decltype(std::declval<rows&>() | std::views::transform([](auto& row) {
+                                 return std::span<float>(row);
+                               }));
+static_assert(contiguous_arrays<rows> && writable_arrays<rows&>);
+static_assert(contiguous_arrays<spans_of_rows> && writable_arrays<spans_of_rows>);
+static_assert(!contiguous_arrays<made_rows> &&
+              !writable_arrays<made_rows>);  // gone when they leave
 
 /// y_i of the definition, for `links` of rank i and destination weights 1.
 double mixed(const neighborhood& links, int rank, std::size_t place) {

@@ -123,7 +123,7 @@ template <backend Backend, class T>
         return bluefog::detail::fold_task(context, own, links, arrived,
                                           bluefog::detail::turn(shared));
       return bluefog::detail::fetch_task(context, own.data, bluefog::detail::packed_layout(own),
-                                         links, arrived, nullptr);
+                                         links, arrived);
     });
     flights.push_back({std::move(way), arrived, own});
   }

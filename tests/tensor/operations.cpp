@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#include <c10/core/InferenceMode.h>
 
 #include <bluefog/tensor.hpp>
 #include <bluefog/topology.hpp>
@@ -198,6 +202,24 @@ RANKS_TEST("tensors of a neighborhood are gathered in the order in which its sou
     auto later = bluefog::neighbor_allgather_nonblocking(comm, own, links);
     require_tensor(bluefog::neighbor_allgather(comm, own, links), at::cat(sources));
     require_tensor(later.wait(), at::cat(sources));
+  }
+}
+
+RANKS_TEST("what is asked for in inference mode arrives there, whoever makes the progress",
+           "[tensor][layout]") {
+  const c10::InferenceMode guard;
+  const auto all = samples(comm.size(), {5, 3}, at::kDouble);
+  for (const bool strided : {false, true}) {
+    const at::Tensor x = strided ? all[comm.rank()].t().contiguous().t() : all[comm.rank()].clone();
+    auto later = bluefog::allreduce_nonblocking(comm, x);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the communication thread's turn
+    const at::Tensor mean = later.wait();
+    require(mean.is_inference(), "made outside");
+    require_tensor(mean, reduced(all, reduce_op::average));
+    auto in_place = bluefog::allreduce_nonblocking_(comm, x, reduce_op::max);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    in_place.wait();
+    require_tensor(x, reduced(all, reduce_op::max));
   }
 }
 

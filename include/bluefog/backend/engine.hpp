@@ -254,8 +254,11 @@ class engine {
         pause.reset();
         if (retired_.empty())
           wake_.wait(lock, wanted);
-        else if (!wake_.wait_for(lock, std::chrono::milliseconds(20), wanted))
+        else if (!wake_.wait_for(lock, std::chrono::milliseconds(20), wanted)) {
+          lock.unlock();  // the transport may wait for a lock that a caller of ours holds
           retired_.sweep();
+          lock.lock();
+        }
         continue;
       }
       lock.unlock();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -15,10 +16,13 @@ namespace bluefog {
 
 /// Concatenates `own`, which has the same length on every rank, in rank order into `all`.
 ///
-/// Control traffic. `all` has size() times as many elements and outlives the task.
+/// Control traffic.
+/// \param all  gets size() times as many elements; the task keeps it.
 template <backend Backend, element T>
-task gather_equal(operation_context<Backend> context, std::vector<T> own, std::vector<T>* all) {
+task gather_equal(operation_context<Backend> context, std::vector<T> own,
+                  std::shared_ptr<std::vector<T>> all) {
   const std::size_t length = own.size();
+  all->resize(length * static_cast<std::size_t>(context.size()));
   const auto part = [&](int rank) {
     return as_mutable_buffer(*all).slice(
         static_cast<std::int64_t>(static_cast<std::size_t>(rank) * length),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -27,6 +29,12 @@ struct operation_label {
 }
 
 namespace detail {
+
+/// \return e.g. "60 s", "0.25 s": to hundredths, as people read it.
+[[nodiscard]] inline std::string seconds_text(std::chrono::nanoseconds time) {
+  const double seconds = std::chrono::duration<double>(time).count();
+  return concat(std::round(100 * seconds) / 100, " s");
+}
 
 /// \return e.g. "rank 3" or "ranks 0, 2, 5".
 [[nodiscard]] inline std::string ranks_text(std::span<const int> ranks) {

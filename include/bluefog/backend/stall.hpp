@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <bluefog/backend/job.hpp>
+#include <bluefog/backend/label.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/logger.hpp>
 
@@ -48,18 +49,15 @@ class stall_reporter {
   /// Nothing waits any more.
   void over() {
     if (spoken_ && !failed_)
-      logger::write(log_level::warning, concat("stall resolved after ", seconds(longest_), " s"));
-    if (spoken_) *this = {};
+      logger::write(log_level::warning,
+                    concat("stall resolved after ", detail::seconds_text(longest_)));
+    *this = {};
   }
 
  private:
-  [[nodiscard]] static double seconds(job::clock::duration time) {
-    return std::chrono::duration<double>(time).count();
-  }
-
   [[nodiscard]] static std::string describe(const job& it, job::clock::time_point now) {
     return concat("stall on rank ", it.home().rank_of_lane(), ": ", to_string(it.label()),
-                  " has waited ", seconds(now - it.since()), " s ", it.missing());
+                  " has waited ", detail::seconds_text(now - it.since()), " ", it.missing());
   }
 
   int stalled_ = 0;

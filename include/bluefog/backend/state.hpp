@@ -23,6 +23,20 @@
 
 namespace bluefog {
 
+namespace detail {
+
+/// \return what drives a communicator that is made from no other. Where the transport serves one
+///         thread only, all of that thread share one, so that its waits make progress for all.
+[[nodiscard]] inline std::shared_ptr<engine> engine_for(bool any_thread) {
+  if (any_thread) return std::make_shared<engine>(true);
+  static thread_local std::weak_ptr<engine> of_thread;
+  auto shared = of_thread.lock();
+  if (!shared) of_thread = shared = std::make_shared<engine>(false);
+  return shared;
+}
+
+}  // namespace detail
+
 /// Everything a communicator owns, at one address for as long as it lives.
 ///
 /// Destroying it waits for its operations; while an exception unwinds the stack it gives them up
@@ -37,10 +51,11 @@ class communicator_state final : public lane {
       : lane({options.timeout, options.stall_warning}, device_backend<Backend>),
         transport_(std::move(transport)),
         options_(options),
-        driver_(driver ? std::move(driver) : std::make_shared<engine>(transport_.any_thread())),
+        driver_(driver ? std::move(driver) : detail::engine_for(transport_.any_thread())),
         counters_(counters ? std::move(counters) : std::make_shared<traffic>()),
         answered_(static_cast<std::size_t>(transport_.size()), 0),
-        heard_(answered_) {}
+        heard_(answered_),
+        asked_(answered_) {}
   communicator_state(const communicator_state&) = delete;
   communicator_state& operator=(const communicator_state&) = delete;
   ~communicator_state() override { driver_->drain(*this, unwinding_.now()); }
@@ -77,7 +92,7 @@ class communicator_state final : public lane {
 
   void listen(std::uint64_t number) override {
     const std::scoped_lock lock(letters_);
-    if constexpr (letter_backend<Backend>)
+    if constexpr (letter_backend<Backend>) {
       while (const auto arrived = transport_.collect()) {
         if ((arrived->number & withdrawal) != 0) {
           note_withdrawal(arrived->number & ~withdrawal);
@@ -85,8 +100,17 @@ class communicator_state final : public lane {
         }
         auto& heard = heard_[static_cast<std::size_t>(arrived->sender)];
         heard = std::max(heard, arrived->number + 1);
-        if (arrived->number <= number) tell(arrived->sender, number);
+        auto& asked = asked_[static_cast<std::size_t>(arrived->sender)];
+        asked = std::max(asked, arrived->number + 1);
       }
+      // Also those who asked when this rank was not there yet.
+      for (int peer = 0; peer < transport_.size(); ++peer)
+        if (auto& asked = asked_[static_cast<std::size_t>(peer)];
+            asked > 0 && asked <= number + 1) {
+          asked = 0;
+          tell(peer, number);
+        }
+    }
   }
 
   [[nodiscard]] std::vector<int> silent(std::uint64_t number) const override {
@@ -111,11 +135,6 @@ class communicator_state final : public lane {
   }
   /// The next operation gets a number later.
   void pass() noexcept { ++next_number_; }
-  /// After all ranks have withdrawn from the same operation: they go on with the one after it.
-  void rejoin() {
-    rejoined_ = ++next_number_;
-    withdrawn_ = nobody;
-  }
   /// \return whether a rank is known to take no part in operation `number`.
   [[nodiscard]] bool lacks_rank(std::uint64_t number) const noexcept {
     return withdrawn_.load() <= number;
@@ -128,7 +147,7 @@ class communicator_state final : public lane {
   static constexpr std::uint64_t nobody = ~std::uint64_t{0};
 
   void note_withdrawal(std::uint64_t number) noexcept {
-    if (number >= rejoined_.load() && number < withdrawn_.load()) withdrawn_ = number;
+    if (number < withdrawn_.load()) withdrawn_ = number;
   }
 
   // Once per peer and number, so that two waiting ranks do not answer each other for ever.
@@ -154,8 +173,8 @@ class communicator_state final : public lane {
   mutable std::mutex letters_;           // any thread may read them
   std::vector<std::uint64_t> answered_;  // per rank: one more than the last number told to it
   std::vector<std::uint64_t> heard_;     // per rank: one more than the last number it told
+  std::vector<std::uint64_t> asked_;     // likewise, 0 once it has been answered
   std::atomic<std::uint64_t> withdrawn_ = nobody;  // the first operation that some rank is not in
-  std::atomic<std::uint64_t> rejoined_ = 0;        // what is said of operations before it is over
   detail::unwinding unwinding_;
 };
 

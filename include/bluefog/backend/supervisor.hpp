@@ -36,12 +36,13 @@ class supervisor {
       const auto waited = round_ - it.since();
       const auto& limits = home.limits();
       if (it.begun() && it.label().tag.kind == channel::group) correspond(it, waited);
-      if (waited >= limits.stall_warning) stalls_.add(it, round_);
-      if (waited < limits.timeout) return nullptr;
-      const double seconds = std::chrono::duration<double>(waited).count();
-      return std::make_exception_ptr(
-          timeout_error(concat(to_string(it.label()), ": timed out on rank ", home.rank_of_lane(),
-                               " after ", seconds, " s, waiting ", it.missing())));
+      if (waited < limits.timeout) {
+        if (waited >= limits.stall_warning) stalls_.add(it, round_);
+        return nullptr;
+      }
+      return std::make_exception_ptr(timeout_error(
+          concat(to_string(it.label()), ": timed out on rank ", home.rank_of_lane(), " after ",
+                 detail::seconds_text(waited), ", waiting ", it.missing())));
     } catch (...) {
       return std::current_exception();
     }

@@ -9,6 +9,8 @@
 #include <numeric>
 #include <ranges>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,7 +19,6 @@
 #include <bluefog/backend/request.hpp>
 #include <bluefog/collective/arguments.hpp>
 #include <bluefog/collective/gathering.hpp>
-#include <bluefog/collective/reduction.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
@@ -50,9 +51,9 @@ template <backend Backend>
 /// \param in        this rank's rows; `shape` says how many of what dimensions.
 /// \param allocate  called once, inside the task: `mutable_buffer(std::span<const std::int64_t>)`
 ///                  gets the rows of every rank, gives room for all of them.
-template <backend Backend, gather_allocator Allocate, class Owner>
+template <backend Backend, gather_allocator Allocate>
 task allgather_task(operation_context<Backend> context, const_buffer in, gather_shape shape,
-                    Allocate allocate, [[maybe_unused]] Owner owner) {
+                    Allocate allocate) {
   const int self = context.rank();
   std::vector<int> ranks(static_cast<std::size_t>(context.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -141,7 +142,7 @@ void allgather(communicator<Backend>& comm, const In& in, Out&& out,
   detail::expects_same_type("allgather", source, target);
   const auto shape = detail::gather_shape::flat(source, target.count);
   comm.run(detail::describe_gather(comm, "allgather", source, shape, options), [&](auto context) {
-    return detail::allgather_task(context, source, shape, detail::in_place(target), nullptr);
+    return detail::allgather_task(context, source, shape, detail::in_place(target));
   });
 }
 
@@ -157,7 +158,7 @@ request<void> allgather_nonblocking(communicator<Backend>& comm, In&& in, Out&& 
           comm.start(detail::describe_gather(comm, "allgather", source, shape, options),
                      [&](auto context) {
                        return detail::allgather_task(context, source, shape,
-                                                     detail::in_place(target), nullptr);
+                                                     detail::in_place(target));
                      })};
 }
 
@@ -171,7 +172,7 @@ template <backend Backend, detail::lasting_gatherable In>
   auto result = std::make_shared<values>();
   auto started = comm.start(
       detail::describe_gather(comm, "allgather", source, shape, options), [&](auto context) {
-        return detail::allgather_task(context, source, shape, detail::in_vector(result), nullptr);
+        return detail::allgather_task(context, source, shape, detail::in_vector(result));
       });
   return request<values>(comm.driver(), std::move(started), std::move(result));
 }
@@ -184,7 +185,7 @@ template <backend Backend, detail::gatherable In>
   const auto shape = detail::gather_shape::flat(source);
   auto result = std::make_shared<std::vector<std::ranges::range_value_t<In>>>();
   comm.run(detail::describe_gather(comm, "allgather", source, shape, options), [&](auto context) {
-    return detail::allgather_task(context, source, shape, detail::in_vector(result), nullptr);
+    return detail::allgather_task(context, source, shape, detail::in_vector(result));
   });
   return std::move(*result);
 }

@@ -39,10 +39,10 @@ template <backend Backend>
                   options.scope == scope::machine ? " within machines" : "");
 }
 
-template <backend Backend, class Owner>
+template <backend Backend>
 [[nodiscard]] task allreduce_task(operation_context<Backend> context, const_buffer in,
                                   mutable_buffer out, reduce_op op, scope participants,
-                                  Owner owner) {
+                                  std::shared_ptr<const void> owner = nullptr) {
   if (participants == scope::machine)
     return reduce_among(context, in, out, op,
                         context.layout().members(context.layout().machine_rank()),
@@ -58,13 +58,12 @@ template <backend Backend, class Owner>
 /// Collective: every rank must call it, in the same order as its other operations. Bit-equal on all
 /// ranks. 16-bit floats are summed in float32 and rounded once; integers wrap around.
 ///
-/// \param in       x: in the backend's memory; equally many elements of one type on every rank.
-/// \param out      y: as many elements; may be `in`.
+/// \param in       x: equally many elements of one type on every rank.
+/// \param out      y: as many elements; may be `in`, then on every rank.
 /// \param op       average needs a floating type.
 /// \param options  e.g. `{.scope = scope::machine}` to combine within each machine only.
 /// \throws usage_error if types or lengths differ or integers are to be averaged; nothing was sent.
-/// \throws timeout_error, transport_error, mismatch_error, peer_error; an `out` that is `in` is
-///         then unspecified.
+/// \throws timeout_error, transport_error, mismatch_error, peer_error; `out` is then unspecified.
 /// \note Sends 2(n-1)/n times the input where the algorithm is bandwidth-optimal.
 template <backend Backend, contiguous_elements In, writable_elements Out>
 void allreduce(communicator<Backend>& comm, const In& in, Out&& out,
@@ -72,7 +71,7 @@ void allreduce(communicator<Backend>& comm, const In& in, Out&& out,
   const auto source = as_buffer(in);
   const auto target = as_mutable_buffer(out);
   comm.run(detail::check_allreduce(comm, source, target, op, options), [&](auto context) {
-    return detail::allreduce_task(context, source, target, op, options.scope, nullptr);
+    return detail::allreduce_task(context, source, target, op, options.scope);
   });
 }
 
@@ -85,7 +84,7 @@ request<void> allreduce_nonblocking(communicator<Backend>& comm, In&& in, Out&& 
   const auto target = as_mutable_buffer(out);
   return {comm.driver(),
           comm.start(detail::check_allreduce(comm, source, target, op, options), [&](auto context) {
-            return detail::allreduce_task(context, source, target, op, options.scope, nullptr);
+            return detail::allreduce_task(context, source, target, op, options.scope);
           })};
 }
 

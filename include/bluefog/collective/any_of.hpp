@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/collective/allreduce.hpp>
 #include <bluefog/collective/arguments.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
+#include <bluefog/core/dtype.hpp>
 #include <bluefog/core/reduce_op.hpp>
 
 namespace bluefog {
@@ -21,19 +23,16 @@ namespace bluefog {
 /// \param flag  this rank's condition.
 /// \return whether `flag` is true on at least one rank; the same on all.
 /// \throws timeout_error, transport_error, mismatch_error, peer_error.
-/// \note An allreduce of one byte. Where `amp::grad_scaler` lets ranks leave out a step together,
-///       it asks the optimizer for the highest of their numbers in place of this: one message then
-///       tells both what this step and what local steps before it have met, and while it waits the
-///       optimizer hears of ranks that differ in what they average.
+/// \note An allreduce of one byte.
 template <backend Backend>
 [[nodiscard]] bool any_of(communicator<Backend>& comm, bool flag,
                           const call_options& options = {}) {
-  std::array<std::uint8_t, 1> any{static_cast<std::uint8_t>(flag ? 1 : 0)};
-  const mutable_buffer value = as_mutable_buffer(any);
+  const auto any = std::make_shared<std::uint8_t>(static_cast<std::uint8_t>(flag ? 1 : 0));
+  const mutable_buffer value{reinterpret_cast<std::byte*>(any.get()), 1, dtype::uint8};
   comm.run(detail::describe(comm, "any_of", options, ""), [&](auto context) {
-    return detail::allreduce_task(context, value, value, reduce_op::max, scope::all, nullptr);
+    return detail::allreduce_task(context, value, value, reduce_op::max, scope::all, any);
   });
-  return any.front() != 0;
+  return *any != 0;
 }
 
 }  // namespace bluefog

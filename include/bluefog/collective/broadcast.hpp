@@ -23,13 +23,13 @@ template <backend Backend>
   return describe(comm, "broadcast", options, " ", in.type, " [", in.count, "] from rank ", root);
 }
 
-template <backend Backend, class Owner>
+template <backend Backend>
 task broadcast_task(operation_context<Backend> context, const_buffer in, mutable_buffer out,
-                    int root, [[maybe_unused]] Owner owner) {
+                    int root) {
   context.count_collective(broadcast_bytes(in.bytes(), context.size()));
   if (context.rank() == root) context.compute().copy(in, out);
   if (context.size() == 1) co_return;
-  auto values = broadcast_values(context, out, root, traffic_kind::part, nullptr);
+  auto values = broadcast_values(context, out, root, traffic_kind::part);
   co_await std::move(values);
 }
 
@@ -50,9 +50,8 @@ void broadcast(communicator<Backend>& comm, const In& in, Out&& out, int root,
                const call_options& options = {}) {
   const auto source = as_buffer(in);
   const auto target = as_mutable_buffer(out);
-  comm.run(detail::check_broadcast(comm, source, target, root, options), [&](auto context) {
-    return detail::broadcast_task(context, source, target, root, nullptr);
-  });
+  comm.run(detail::check_broadcast(comm, source, target, root, options),
+           [&](auto context) { return detail::broadcast_task(context, source, target, root); });
 }
 
 /// Overwrites `values` with those of the root, in place.
@@ -68,11 +67,10 @@ request<void> broadcast_nonblocking(communicator<Backend>& comm, In&& in, Out&& 
                                     const call_options& options = {}) {
   const auto source = as_buffer(in);
   const auto target = as_mutable_buffer(out);
-  return {
-      comm.driver(),
-      comm.start(detail::check_broadcast(comm, source, target, root, options), [&](auto context) {
-        return detail::broadcast_task(context, source, target, root, nullptr);
-      })};
+  return {comm.driver(), comm.start(detail::check_broadcast(comm, source, target, root, options),
+                                    [&](auto context) {
+                                      return detail::broadcast_task(context, source, target, root);
+                                    })};
 }
 
 /// Starts to overwrite `values`, which must outlive the request, with those of the root.

@@ -35,7 +35,7 @@ task broadcast_bytes_task(operation_context<Backend> context, std::shared_ptr<ob
   if (context.size() == 1) co_return;
   if constexpr (broadcasting_backend<Backend>) co_await order::hold;
   std::int64_t length = *bytes ? static_cast<std::int64_t>((*bytes)->size()) : -1;
-  auto size = broadcast_values(context, bytes_of(length), root, traffic_kind::control, nullptr);
+  auto size = broadcast_values(context, bytes_of(length), root, traffic_kind::control);
   co_await std::move(size);
   if (length < 0) {
     bytes->reset();
@@ -44,7 +44,7 @@ task broadcast_bytes_task(operation_context<Backend> context, std::shared_ptr<ob
   if (context.rank() != root) bytes->emplace(static_cast<std::size_t>(length));
   context.count_collective(broadcast_bytes((*bytes)->size(), context.size()));
   const mutable_buffer values{(*bytes)->data(), length, dtype::uint8};
-  auto content = broadcast_values(context, values, root, traffic_kind::part, nullptr);
+  auto content = broadcast_values(context, values, root, traffic_kind::part);
   co_await std::move(content);
 }
 

@@ -14,9 +14,9 @@
 namespace bluefog::detail {
 
 /// Hands a buffer down a binomial tree: log2 n rounds, for short messages.
-template <backend Backend, class Owner>
+template <backend Backend>
 task broadcast_by_tree(operation_context<Backend> context, mutable_buffer values, int root,
-                       traffic_kind kind, [[maybe_unused]] Owner owner) {
+                       traffic_kind kind) {
   const int size = context.size();
   const int place = (context.rank() - root + size) % size;  // the root has place 0
   const auto at = [=](int other) { return (other + root) % size; };
@@ -36,9 +36,9 @@ task broadcast_by_tree(operation_context<Backend> context, mutable_buffer values
 
 /// Scatters a buffer from the root, then exchanges the parts: no rank sends more than 2 (n-1)/n of
 /// it, for long messages.
-template <backend Backend, class Owner>
+template <backend Backend>
 task broadcast_by_parts(operation_context<Backend> context, mutable_buffer values, int root,
-                        traffic_kind kind, [[maybe_unused]] Owner owner) {
+                        traffic_kind kind) {
   const int self = context.rank();
   const int size = context.size();
   auto scatter = context.exchange(kind);
@@ -62,25 +62,24 @@ task broadcast_by_parts(operation_context<Backend> context, mutable_buffer value
 }
 
 /// The transport's own broadcast.
-template <broadcasting_backend Backend, class Owner>
-task broadcast_natively(operation_context<Backend> context, mutable_buffer values, int root,
-                        [[maybe_unused]] Owner owner) {
+template <broadcasting_backend Backend>
+task broadcast_natively(operation_context<Backend> context, mutable_buffer values, int root) {
   auto sent = context.transport().broadcast(values, root);
   co_await sent;
 }
 
 /// Sends `values` from `root` to all, natively where the transport can. Counts nothing itself.
 /// \param kind  `part` or `control`.
-template <backend Backend, class Owner>
+template <backend Backend>
 [[nodiscard]] task broadcast_values(operation_context<Backend> context, mutable_buffer values,
-                                    int root, traffic_kind kind, Owner owner) {
+                                    int root, traffic_kind kind) {
   constexpr std::size_t short_bytes = 32768;
   if constexpr (broadcasting_backend<Backend>)
-    return broadcast_natively(context, values, root, std::move(owner));
+    return broadcast_natively(context, values, root);
   else if (values.bytes() <= short_bytes)
-    return broadcast_by_tree(context, values, root, kind, std::move(owner));
+    return broadcast_by_tree(context, values, root, kind);
   else
-    return broadcast_by_parts(context, values, root, kind, std::move(owner));
+    return broadcast_by_parts(context, values, root, kind);
 }
 
 /// What a bandwidth-optimal broadcast of `bytes` bytes over `ranks` ranks sends per rank.

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include <bluefog/backend/job.hpp>
+#include <bluefog/backend/label.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/dtype.hpp>
 #include <bluefog/core/error.hpp>
@@ -38,7 +38,7 @@ struct gather_shape {
 
 /// A `gather_shape` as it travels.
 struct gather_header {
-  static constexpr std::size_t most_dimensions = 8;  // those beyond are folded into the last
+  static constexpr std::size_t most_dimensions = 8;  // what is beyond is hashed into the last
 
   std::int64_t rows = 0;
   std::int64_t room = gather_shape::any;
@@ -57,7 +57,9 @@ struct gather_header {
         dimensions(static_cast<std::int64_t>(shape.trailing.size())) {
     for (std::size_t i = 0; i < shape.trailing.size(); ++i) {
       auto& slot = trailing[std::min(i, most_dimensions - 1)];
-      slot = i < most_dimensions ? shape.trailing[i] : slot * 1000003 + shape.trailing[i];
+      const auto hashed = static_cast<std::uint64_t>(slot) * 1000003;
+      slot = static_cast<std::int64_t>((i < most_dimensions ? 0 : hashed) +
+                                       static_cast<std::uint64_t>(shape.trailing[i]));
     }
   }
 
@@ -72,9 +74,10 @@ struct gather_header {
   /// \return e.g. "float32 [5, 4, 3]".
   [[nodiscard]] std::string text() const {
     std::string result = concat(static_cast<dtype>(type), " [", rows);
-    const auto shown = std::min(static_cast<std::size_t>(dimensions), most_dimensions);
+    const auto all = static_cast<std::size_t>(dimensions);
+    const auto shown = all <= most_dimensions ? all : most_dimensions - 1;
     for (std::size_t i = 0; i < shown; ++i) result += concat(", ", trailing[i]);
-    return result + (static_cast<std::size_t>(dimensions) > shown ? ", ...]" : "]");
+    return result + (all > shown ? ", ...]" : "]");
   }
 };
 

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -12,7 +13,6 @@
 #include <bluefog/backend/context.hpp>
 #include <bluefog/backend/task.hpp>
 #include <bluefog/core/buffer.hpp>
-#include <bluefog/core/kernels.hpp>
 #include <bluefog/core/reduce_op.hpp>
 
 namespace bluefog::detail {
@@ -38,9 +38,13 @@ template <class Buffer>
 /// Combines the values of `ranks`, which contain this rank, by messages: each rank combines one
 /// part for all, in rank order and rounding once, then all parts are exchanged. Short values are
 /// sent whole to everybody, in one round instead of two.
-template <backend Backend, class Owner>
+///
+/// \param owner  of the memory, kept until the transport has let go of it; null if the caller keeps
+///               that.
+template <backend Backend>
 task reduce_among(operation_context<Backend> context, const_buffer in, mutable_buffer out,
-                  reduce_op op, std::vector<int> ranks, [[maybe_unused]] Owner owner) {
+                  reduce_op op, std::vector<int> ranks,
+                  [[maybe_unused]] std::shared_ptr<const void> owner) {
   constexpr std::size_t short_bytes = 2048;
   const auto n = static_cast<std::int64_t>(ranks.size());
   const auto self = std::ranges::find(ranks, context.rank()) - ranks.begin();
@@ -88,9 +92,9 @@ task reduce_among(operation_context<Backend> context, const_buffer in, mutable_b
 }
 
 /// The transport's own allreduce of all ranks.
-template <allreducing_backend Backend, class Owner>
+template <allreducing_backend Backend>
 task reduce_natively(operation_context<Backend> context, const_buffer in, mutable_buffer out,
-                     reduce_op op, [[maybe_unused]] Owner owner) {
+                     reduce_op op, [[maybe_unused]] std::shared_ptr<const void> owner) {
   context.count_collective(allreduce_bytes(in.bytes(), context.size()));
   const bool average = op == reduce_op::average && !context.transport().reduces(op, in.type);
   auto reduced = context.transport().allreduce(in, out, average ? reduce_op::sum : op);
@@ -115,9 +119,10 @@ template <allreducing_backend Backend>
 }
 
 /// Combines the values of all ranks, natively where the transport can and gains by it.
-template <backend Backend, class Owner>
+template <backend Backend>
 [[nodiscard]] task reduce_over_all(operation_context<Backend> context, const_buffer in,
-                                   mutable_buffer out, reduce_op op, Owner owner) {
+                                   mutable_buffer out, reduce_op op,
+                                   std::shared_ptr<const void> owner) {
   if constexpr (allreducing_backend<Backend>) {
     if (reduces_natively(context.transport(), in, op))
       return reduce_natively(context, in, out, op, std::move(owner));

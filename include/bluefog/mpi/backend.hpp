@@ -56,7 +56,13 @@ class mpi_backend {
       : mpi_backend(copy_of(group), longest_message) {}
 
   mpi_backend(mpi_backend&&) noexcept = default;
-  mpi_backend& operator=(mpi_backend&&) noexcept = default;
+  mpi_backend& operator=(mpi_backend&& other) noexcept {
+    if (this != &other) {
+      std::destroy_at(this);  // which decides what becomes of the communicator
+      std::construct_at(this, std::move(other));
+    }
+    return *this;
+  }
   mpi_backend(const mpi_backend&) = delete;
   mpi_backend& operator=(const mpi_backend&) = delete;
   ~mpi_backend() {
@@ -112,7 +118,7 @@ class mpi_backend {
   }
 
   [[nodiscard]] mpi_backend subset(std::span<const int> members, std::uint64_t serial) {
-    mpi_backend derived(mailbox_->create(members, serial), limit_);
+    mpi_backend derived(mailbox_->create(members, serial), limit_, machine_);
     derived.marks_ = false;
     return derived;
   }
@@ -121,8 +127,9 @@ class mpi_backend {
   [[nodiscard]] std::optional<letter> collect() { return mailbox_->collect(); }
 
  private:
-  // Takes `group` over.
-  mpi_backend(mpi::unique_communicator group, std::int64_t longest_message)
+  // Takes `group` over. `machine` is found out, collectively, unless it is known.
+  mpi_backend(mpi::unique_communicator group, std::int64_t longest_message,
+              std::optional<int> machine = std::nullopt)
       : group_(std::move(group)), limit_(longest_message) {
     constexpr std::int64_t most = 0x7FFFFFFF;
     expects(limit_ >= 1 && limit_ <= most, "mpi_backend: longest_message must be in [1, ", most,
@@ -134,7 +141,7 @@ class mpi_backend {
     mpi::check(MPI_Comm_rank(group_.get(), &rank_), "MPI_Comm_rank");
     mpi::check(MPI_Comm_size(group_.get(), &size_), "MPI_Comm_size");
     strays_ = std::make_shared<mpi::strays>(group_.get(), tags_);
-    machine_ = lowest_rank_sharing_memory();
+    machine_ = machine ? *machine : lowest_rank_sharing_memory();
   }
 
   static void expect_launched() {
@@ -149,6 +156,9 @@ class mpi_backend {
   template <class Begin>
   [[nodiscard]] mpi::operation collective(std::int64_t total, std::int64_t longest, Begin begin) {
     mpi::threads::expects_allowed();
+    expects<peer_error>(!strays_->out_of_step(), "mpi_backend: an operation was given up on this ",
+                        "communicator, after which MPI might mix up its collective operations; "
+                        "go on with a duplicate");
     const auto pieces = std::max<std::int64_t>(1, (total + longest - 1) / longest);
     mpi::operation started(std::vector<mpi::part>(static_cast<std::size_t>(pieces)), strays_);
     started.start([&](std::span<mpi::part> parts) {

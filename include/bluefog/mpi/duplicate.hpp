@@ -49,17 +49,17 @@ namespace bluefog::mpi {
     if (met != 0) return unique_communicator(under_way->copy);
     if (!pause.slow()) continue;
     const auto waited = clock::now() - began;
-    const double seconds = std::chrono::duration<double>(waited).count();
+    const auto time = bluefog::detail::seconds_text(waited);
     if (waited >= limits.timeout) {
       library::mark_given_up();
       bluefog::detail::keep_for_ever(std::move(under_way));
-      throw timeout_error(concat("mpi_backend: timed out after ", seconds, " s, waiting for ranks ",
-                                 "that do not make this communicator"));
+      throw timeout_error(concat("mpi_backend: timed out after ", time, ", waiting for ranks that ",
+                                 "do not make this communicator"));
     }
     if (!told && waited >= limits.stall_warning) {
       told = true;
-      logger::write(log_level::warning, concat("stall: mpi_backend has waited ", seconds,
-                                               " s for all ranks to make a communicator"));
+      logger::write(log_level::warning, concat("stall: mpi_backend has waited ", time,
+                                               " for all ranks to make a communicator"));
     }
   }
 }

@@ -14,6 +14,7 @@
 #include <bluefog/mpi/check.hpp>
 #include <bluefog/mpi/handle.hpp>
 #include <bluefog/mpi/library.hpp>
+#include <bluefog/mpi/request_errors.hpp>
 
 namespace bluefog::mpi {
 
@@ -90,6 +91,7 @@ class mailbox {
 
   static bool left(outgoing& each) noexcept {
     int complete = 0;
+    const request_errors::scope returned;
     return MPI_Test(&each.request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0;
   }
 

@@ -99,6 +99,7 @@ class operation {
   void abandon() noexcept {
     if (parts_.empty() || std::exchange(abandoned_, true)) return;
     library::mark_given_up();
+    if (unexpected_) unexpected_->gave_up();
     const auto lock = threads::serialize();
     cancel(part::everybody);
   }
@@ -106,6 +107,7 @@ class operation {
   [[nodiscard]] std::vector<int> waiting_for() const {
     std::vector<int> ranks;
     const auto lock = threads::serialize();
+    const request_errors::scope returned;
     for (std::size_t i = next_; i < parts_.size(); ++i) {
       if (parts_[i].peer == part::everybody) continue;
       int done = parts_[i].awaited ? 0 : 1;

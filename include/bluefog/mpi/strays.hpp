@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include <bluefog/mpi/check.hpp>
 #include <bluefog/mpi/handle.hpp>
 #include <bluefog/mpi/native.hpp>
+#include <bluefog/mpi/request_errors.hpp>
 #include <bluefog/mpi/threads.hpp>
 
 namespace bluefog::mpi {
@@ -95,6 +97,12 @@ class strays {
     }
   }
 
+  /// An operation has been given up, whose native collectives the other ranks may or may not have
+  /// begun.
+  void gave_up() noexcept { gave_up_ = true; }
+  /// \return whether native collectives of this rank may meet others than those of the other ranks.
+  [[nodiscard]] bool out_of_step() const noexcept { return gave_up_; }
+
   /// \return whether messages that nobody receives have been seen, or may still arrive.
   [[nodiscard]] bool left_over() noexcept {
     const auto lock = threads::serialize();
@@ -114,6 +122,7 @@ class strays {
 
   static bool arrived(dropped& each) noexcept {
     int complete = 0;
+    const request_errors::scope returned;
     return MPI_Test(&each.request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0;
   }
 
@@ -128,6 +137,7 @@ class strays {
   std::list<dropped> dropped_;
   std::vector<int> late_;
   bool some_late_ = false;
+  std::atomic<bool> gave_up_ = false;
   int since_look_ = 0;  // operations that are over since the last look
   std::chrono::steady_clock::time_point looked_{};
 };

@@ -17,7 +17,6 @@
 #include <bluefog/collective/allgather.hpp>
 #include <bluefog/collective/arguments.hpp>
 #include <bluefog/collective/gathering.hpp>
-#include <bluefog/collective/reduction.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
@@ -54,10 +53,9 @@ template <backend Backend>
 /// is not held up; then this rank throws a `mismatch_error`, and `allocate` is not called.
 ///
 /// \param allocate  as in `allgather_task`, with the rows of every source.
-template <backend Backend, gather_allocator Allocate, class Owner>
+template <backend Backend, gather_allocator Allocate>
 task neighbor_allgather_task(operation_context<Backend> context, const_buffer in,
-                             gather_shape shape, neighborhood links, Allocate allocate,
-                             [[maybe_unused]] Owner owner) {
+                             gather_shape shape, neighborhood links, Allocate allocate) {
   gather_header own(shape, in.type);
   std::vector<int> sources;
   for (const edge& source : links.sources) sources.push_back(source.rank);
@@ -118,8 +116,7 @@ void neighbor_allgather(communicator<Backend>& comm, const In& in, Out&& out, co
   const auto shape = detail::gather_shape::flat(source, target.count);
   const neighborhood own = detail::links_of("neighbor_allgather", comm, links);
   comm.run(detail::check_neighbor_gather(comm, source, shape, own, options), [&](auto context) {
-    return detail::neighbor_allgather_task(context, source, shape, own, detail::in_place(target),
-                                           nullptr);
+    return detail::neighbor_allgather_task(context, source, shape, own, detail::in_place(target));
   });
 }
 
@@ -143,7 +140,7 @@ request<void> neighbor_allgather_nonblocking(communicator<Backend>& comm, In&& i
           comm.start(detail::check_neighbor_gather(comm, source, shape, own, options),
                      [&](auto context) {
                        return detail::neighbor_allgather_task(context, source, shape, own,
-                                                              detail::in_place(target), nullptr);
+                                                              detail::in_place(target));
                      })};
 }
 
@@ -165,8 +162,8 @@ template <backend Backend, detail::lasting_gatherable In, neighbor_links Links =
   auto result = std::make_shared<values>();
   auto started = comm.start(detail::check_neighbor_gather(comm, source, shape, own, options),
                             [&](auto context) {
-                              return detail::neighbor_allgather_task(
-                                  context, source, shape, own, detail::in_vector(result), nullptr);
+                              return detail::neighbor_allgather_task(context, source, shape, own,
+                                                                     detail::in_vector(result));
                             });
   return request<values>(comm.driver(), std::move(started), std::move(result));
 }
@@ -186,8 +183,7 @@ template <backend Backend, detail::gatherable In, neighbor_links Links = neighbo
   const neighborhood own = detail::links_of("neighbor_allgather", comm, links);
   auto result = std::make_shared<std::vector<std::ranges::range_value_t<In>>>();
   comm.run(detail::check_neighbor_gather(comm, source, shape, own, options), [&](auto context) {
-    return detail::neighbor_allgather_task(context, source, shape, own, detail::in_vector(result),
-                                           nullptr);
+    return detail::neighbor_allgather_task(context, source, shape, own, detail::in_vector(result));
   });
   return std::move(*result);
 }

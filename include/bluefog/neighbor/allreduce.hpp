@@ -66,7 +66,7 @@ void neighbor_allreduce(communicator<Backend>& comm, const In& in, Out&& out, co
                        detail::check_mix(comm, "neighbor_allreduce", source, target, own, options)),
       [&](auto context) {
         return detail::mix_task(context, source.data, target.data, detail::packed_layout(source),
-                                own, nullptr);
+                                own);
       });
 }
 
@@ -90,7 +90,7 @@ request<void> neighbor_allreduce_nonblocking(communicator<Backend>& comm, In&& i
                                                         own, options)),
                      [&](auto context) {
                        return detail::mix_task(context, source.data, target.data,
-                                               detail::packed_layout(source), own, nullptr);
+                                               detail::packed_layout(source), own);
                      })};
 }
 

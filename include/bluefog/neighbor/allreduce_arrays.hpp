@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <ranges>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -10,7 +11,6 @@
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/backend/request.hpp>
 #include <bluefog/collective/arguments.hpp>
-#include <bluefog/collective/reduction.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
 #include <bluefog/core/error.hpp>
@@ -21,16 +21,19 @@
 
 namespace bluefog {
 
-/// A range of arrays, each in one piece of memory: a vector of vectors, an array of spans.
+/// A range of arrays, each in one piece of memory that outlives the step from one to the next: a
+/// vector of vectors, an array of spans, no view that makes vectors.
 template <class Range>
 concept contiguous_arrays =
     std::ranges::forward_range<const Range> &&
-    contiguous_elements<std::remove_cvref_t<std::ranges::range_reference_t<const Range>>>;
+    contiguous_elements<std::remove_cvref_t<std::ranges::range_reference_t<const Range>>> &&
+    std::ranges::borrowed_range<std::ranges::range_reference_t<const Range>>;
 
 /// A range of arrays that may be written.
 template <class Range>
 concept writable_arrays =
-    std::ranges::forward_range<Range> && writable_elements<std::ranges::range_reference_t<Range>>;
+    std::ranges::forward_range<Range> && writable_elements<std::ranges::range_reference_t<Range>> &&
+    std::ranges::borrowed_range<std::ranges::range_reference_t<Range>>;
 
 /// Arrays that outlive the call that is given them: an lvalue, or a view.
 template <class Range>
@@ -85,17 +88,15 @@ template <backend Backend>
 }
 
 /// Mixes arrays that lie apart, by way of one piece of memory: one message per peer.
-template <backend Backend, class Owner>
-task mix_arrays_task(operation_context<Backend> context, array_list arrays, neighborhood links,
-                     [[maybe_unused]] Owner owner) {
+template <backend Backend>
+task mix_arrays_task(operation_context<Backend> context, array_list arrays, neighborhood links) {
   const auto packed = context.scratch(arrays.layout.bytes, first_data(arrays));
   const auto& segments = arrays.layout.segments;
   const auto compute = context.compute();
   for (std::size_t i = 0; i < segments.size(); ++i)
     compute.copy(arrays.in[i],
                  {packed.data() + segments[i].offset, segments[i].count, segments[i].type});
-  auto mixing =
-      mix_task(context, packed.data(), packed.data(), arrays.layout, std::move(links), nullptr);
+  auto mixing = mix_task(context, packed.data(), packed.data(), arrays.layout, std::move(links));
   co_await std::move(mixing);
   for (std::size_t i = 0; i < segments.size(); ++i)
     compute.copy({packed.data() + segments[i].offset, segments[i].count, segments[i].type},
@@ -120,7 +121,7 @@ void neighbor_allreduce(communicator<Backend>& comm, const In& in, Out&& out, co
   const detail::array_list arrays(in, out);
   const neighborhood own = detail::links_of("neighbor_allreduce", comm, links);
   comm.run(detail::of_graph(comm, links, detail::check_arrays(comm, arrays, own, options)),
-           [&](auto context) { return detail::mix_arrays_task(context, arrays, own, nullptr); });
+           [&](auto context) { return detail::mix_arrays_task(context, arrays, own); });
 }
 
 /// Starts to average many arrays. The arrays must outlive the request.
@@ -132,9 +133,8 @@ request<void> neighbor_allreduce_nonblocking(communicator<Backend>& comm, In&& i
   const neighborhood own = detail::links_of("neighbor_allreduce", comm, links);
   return {
       comm.driver(),
-      comm.start(
-          detail::of_graph(comm, links, detail::check_arrays(comm, arrays, own, options)),
-          [&](auto context) { return detail::mix_arrays_task(context, arrays, own, nullptr); })};
+      comm.start(detail::of_graph(comm, links, detail::check_arrays(comm, arrays, own, options)),
+                 [&](auto context) { return detail::mix_arrays_task(context, arrays, own); })};
 }
 
 }  // namespace bluefog

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -199,9 +200,11 @@ struct averaged_array {
 /// every machine works on slice l of each array.
 ///
 /// \param links  between ranks of one local number, see `links_between_machines`.
-template <backend Backend, class Owner>
+/// \param owner  of the memory, as in `reduce_among`.
+template <backend Backend>
 task hierarchical_task(operation_context<Backend> context, std::vector<averaged_array> arrays,
-                       neighborhood links, [[maybe_unused]] Owner owner) {
+                       neighborhood links,
+                       [[maybe_unused]] std::shared_ptr<const void> owner = nullptr) {
   if (arrays.empty()) co_return;
   const auto parts = std::int64_t{context.layout().local_size()};
   const auto self = std::int64_t{context.layout().local_rank()};
@@ -237,14 +240,6 @@ task hierarchical_task(operation_context<Backend> context, std::vector<averaged_
     context.compute().copy(results[i].values, arrays[i].out);
 }
 
-/// The same for one array.
-template <backend Backend, class Owner>
-[[nodiscard]] task hierarchical_task(operation_context<Backend> context, const_buffer in,
-                                     mutable_buffer out, neighborhood links, Owner owner) {
-  return hierarchical_task(std::move(context), std::vector{averaged_array{in, out}},
-                           std::move(links), std::move(owner));
-}
-
 }  // namespace detail
 
 /// Averages within machines, and mixes the machines' averages with those of neighbour machines.
@@ -276,7 +271,7 @@ void hierarchical_neighbor_allreduce(communicator<Backend>& comm, const In& in, 
   auto call =
       detail::of_graph(comm, links, detail::check_hierarchical(comm, source, target, own, options));
   comm.run(std::move(call), [&](auto context) {
-    return detail::hierarchical_task(context, source, target, own, nullptr);
+    return detail::hierarchical_task(context, {{source, target}}, own);
   });
 }
 
@@ -292,7 +287,7 @@ request<void> hierarchical_neighbor_allreduce_nonblocking(communicator<Backend>&
   auto call =
       detail::of_graph(comm, links, detail::check_hierarchical(comm, source, target, own, options));
   return {comm.driver(), comm.start(std::move(call), [&](auto context) {
-            return detail::hierarchical_task(context, source, target, own, nullptr);
+            return detail::hierarchical_task(context, {{source, target}}, own);
           })};
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <ranges>
 #include <string_view>
 #include <utility>
@@ -49,10 +50,10 @@ template <backend Backend>
                                                  std::string_view operation,
                                                  const std::vector<std::uint8_t>& row,
                                                  const call_options& options) {
-  std::vector<std::uint8_t> table(row.size() * row.size());
+  const auto table = std::make_shared<std::vector<std::uint8_t>>();
   comm.run(describe(comm, operation, options, ""),
-           [&](auto context) { return gather_equal(context, row, &table); });
-  return table;
+           [&](auto context) { return gather_equal(context, row, table); });
+  return std::move(*table);
 }
 
 /// \return the ranks that have named rank `self`, ascending.

@@ -107,10 +107,9 @@ template <backend Backend>
 
 /// Sends `in` to the destinations, weighted, and receives what the sources send, one message per
 /// peer. `arrived` and `in` are laid out as `layout`; `in` is only read.
-template <backend Backend, class Owner>
+template <backend Backend>
 task fetch_task(operation_context<Backend> context, const std::byte* in, packed_layout layout,
-                neighborhood links, std::shared_ptr<arrivals> arrived,
-                [[maybe_unused]] Owner owner) {
+                neighborhood links, std::shared_ptr<arrivals> arrived) {
   // Weighted copies first: what may fail, fails before anything is sent.
   auto exchange = context.exchange();
   const auto weighted = add_sends(exchange, context, in, layout, links.destinations);
@@ -144,11 +143,11 @@ inline void combine(const std::byte* in, std::byte* out, const packed_layout& la
 
 /// Averages with the neighbours. `out`, which may be `in`, is written only once everything has
 /// arrived.
-template <backend Backend, class Owner>
+template <backend Backend>
 task mix_task(operation_context<Backend> context, const std::byte* in, std::byte* out,
-              packed_layout layout, neighborhood links, Owner owner) {
+              packed_layout layout, neighborhood links) {
   const auto arrived = std::make_shared<arrivals>();
-  co_await fetch_task(context, in, layout, links, arrived, std::move(owner));
+  co_await fetch_task(context, in, layout, links, arrived);
   combine(in, out, layout, links, *arrived,
           [&](auto... operands) { context.compute().mix(operands...); });
 }

@@ -64,7 +64,7 @@ void pair_gossip(communicator<Backend>& comm, const In& in, Out&& out, int peer,
            [&](auto context) {
              return detail::mix_task(context, source.data, target.data,
                                      detail::packed_layout(source),
-                                     detail::pair_links(peer, self_weight, peer_weight), nullptr);
+                                     detail::pair_links(peer, self_weight, peer_weight));
            });
 }
 
@@ -79,9 +79,9 @@ request<void> pair_gossip_nonblocking(communicator<Backend>& comm, In&& in, Out&
       comm.driver(),
       comm.start(detail::check_pair(comm, source, target, peer, self_weight, peer_weight, options),
                  [&](auto context) {
-                   return detail::mix_task(
-                       context, source.data, target.data, detail::packed_layout(source),
-                       detail::pair_links(peer, self_weight, peer_weight), nullptr);
+                   return detail::mix_task(context, source.data, target.data,
+                                           detail::packed_layout(source),
+                                           detail::pair_links(peer, self_weight, peer_weight));
                  })};
 }
 

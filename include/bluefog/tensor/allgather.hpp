@@ -52,8 +52,7 @@ void issue_allgather(communicator<Backend>& comm, const at::Tensor& x, const cal
   prepare(comm, only(x));
   issue(std::move(description), [&](operation_context<Backend> context) {
     parcel values(context, only(x), {});
-    task work =
-        allgather_task(context, values.in(), result->shape(), room_in(context, result), nullptr);
+    task work = allgather_task(context, values.in(), result->shape(), room_in(context, result));
     return then_take(context, std::move(work), std::move(values), result, place);
   });
 }

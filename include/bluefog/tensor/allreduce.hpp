@@ -47,8 +47,7 @@ template <backend Backend>
         auto parcels = parcels_by_type(context, tensors.in, tensors.out);
         std::vector<task> works;
         for (const parcel& each : parcels)
-          works.push_back(
-              allreduce_task(context, each.in(), each.out(), op, participants, nullptr));
+          works.push_back(allreduce_task(context, each.in(), each.out(), op, participants));
         return carry(context, std::move(works), std::move(parcels));
       }};
 }

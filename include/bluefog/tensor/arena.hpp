@@ -105,9 +105,10 @@ class parameter_arena {
     return runs;
   }
 
-  /// \return whether the memory of parameter `index` is in the arena.
+  /// \return whether the memory of parameter `index` is in the arena, all of it.
   [[nodiscard]] bool attached(std::size_t index) const {
     const slot& it = slots_[index];
+    if (it.tensor.sizes() != it.sizes) return false;
     return it.tensor.numel() == 0 || it.tensor.data_ptr() == address(it);
   }
   /// \return whether the memory of all parameters is.

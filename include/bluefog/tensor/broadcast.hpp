@@ -52,7 +52,7 @@ template <backend Backend>
                        parcel values(context, tensors.in, tensors.out);
                        const std::size_t bytes = values.layout().bytes;
                        task work = broadcast_task(context, as_bytes(values.input(), bytes),
-                                                  as_bytes(values.output(), bytes), root, nullptr);
+                                                  as_bytes(values.output(), bytes), root);
                        return carry(context, std::move(work), std::move(values));
                      }};
 }

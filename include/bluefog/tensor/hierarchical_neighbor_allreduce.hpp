@@ -53,7 +53,7 @@ template <backend Backend, neighbor_links Links>
                        std::vector<averaged_array> arrays;
                        for (const parcel& each : parcels) arrays.push_back({each.in(), each.out()});
                        std::vector<task> works;
-                       works.push_back(hierarchical_task(context, std::move(arrays), own, nullptr));
+                       works.push_back(hierarchical_task(context, std::move(arrays), own));
                        return carry(context, std::move(works), std::move(parcels));
                      }};
 }

@@ -44,10 +44,9 @@ namespace detail {
 /// stays as it is.
 ///
 /// \param lengths  of the slices of `in`, in elements, in the order of `links.destinations`.
-template <backend Backend, class Owner>
+template <backend Backend>
 task scatter_sum_task(operation_context<Backend> context, const_buffer in,
-                      std::vector<std::int64_t> lengths, mutable_buffer out, neighborhood links,
-                      [[maybe_unused]] Owner owner) {
+                      std::vector<std::int64_t> lengths, mutable_buffer out, neighborhood links) {
   auto exchange = context.exchange();
   std::int64_t begin = 0;
   for (std::size_t i = 0; i < lengths.size(); ++i) {
@@ -100,8 +99,8 @@ template <backend Backend>
     parcels.emplace_back(context, only(gradient), none);
     parcels.emplace_back(context, none, alone ? none : only(sum));
     std::vector<task> works;
-    works.push_back(scatter_sum_task(context, parcels[0].in(), lengths, parcels[1].out(),
-                                     transposed(links), nullptr));
+    works.push_back(
+        scatter_sum_task(context, parcels[0].in(), lengths, parcels[1].out(), transposed(links)));
     return carry(context, std::move(works), std::move(parcels));
   });
   return sum;
@@ -124,7 +123,7 @@ void issue_neighbor_allgather(communicator<Backend>& comm, const at::Tensor& x, 
   issue(std::move(description), [&](operation_context<Backend> context) {
     parcel values(context, only(x), {});
     task work = neighbor_allgather_task(context, values.in(), result->shape(), own,
-                                        room_in(context, result), nullptr);
+                                        room_in(context, result));
     return then_take(context, std::move(work), std::move(values), result, place);
   });
 }

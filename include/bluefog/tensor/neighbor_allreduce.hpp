@@ -53,8 +53,7 @@ template <backend Backend, neighbor_links Links>
   return tensor_call{
       std::move(description), tensors.out, [tensors, own](operation_context<Backend> context) {
         parcel values(context, tensors.in, tensors.out);
-        task work =
-            mix_task(context, values.input(), values.output(), values.layout(), own, nullptr);
+        task work = mix_task(context, values.input(), values.output(), values.layout(), own);
         return carry(context, std::move(work), std::move(values));
       }};
 }

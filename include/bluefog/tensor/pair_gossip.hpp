@@ -44,8 +44,7 @@ template <backend Backend>
   return tensor_call{
       std::move(description), tensors.out, [tensors, links](operation_context<Backend> context) {
         parcel values(context, tensors.in, tensors.out);
-        task work =
-            mix_task(context, values.input(), values.output(), values.layout(), links, nullptr);
+        task work = mix_task(context, values.input(), values.output(), values.layout(), links);
         return carry(context, std::move(work), std::move(values));
       }};
 }

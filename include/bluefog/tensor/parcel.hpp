@@ -225,8 +225,11 @@ class parcel {
   void unpack(std::size_t i) const {
     const at::Tensor& target = targets_[i];
     if (target.numel() == 0) return;
-    if (!target.is_cpu() || !travels_as_it_is(target))
-      return static_cast<void>(target.copy_(slot(i, target), /*non_blocking=*/true));
+    if (!target.is_cpu() || !travels_as_it_is(target)) {
+      const c10::InferenceMode as_made(target.is_inference());  // else it may not be written
+      target.copy_(slot(i, target), /*non_blocking=*/true);
+      return;
+    }
     std::memcpy(target.mutable_data_ptr(), own_ + layout_.segments[i].offset, target.nbytes());
     mark_written(target);
   }

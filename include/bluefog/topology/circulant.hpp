@@ -45,7 +45,8 @@ template <offset_set Offsets>
 /// 1 / (d + 1), so the weights are doubly stochastic. Takes O(1) memory; a rank's neighborhood
 /// takes O(degree) time.
 ///
-/// The base of the regular graphs here, and of one's own: give it an `offset_set`.
+/// The base of the regular graphs here, and of one's own: give it an `offset_set`. The weights stay
+/// as they are; `adjacency` takes any.
 template <offset_set Offsets>
 class circulant {
  public:

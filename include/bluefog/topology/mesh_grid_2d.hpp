@@ -18,7 +18,7 @@ namespace bluefog::topology {
 ///
 /// Metropolis-Hastings weights: with \f$ D_i \f$ the number of neighbors of i and i itself, an edge
 /// weighs \f$ 1 / \max(D_i, D_j) \f$ and a rank keeps what is missing to 1. Symmetric, doubly
-/// stochastic, degree 2 to 4.
+/// stochastic, degree at most 4.
 class mesh_grid_2d {
  public:
   /// The squarest grid of `size` ranks: the rows are its largest divisor up to its square root.

@@ -44,6 +44,7 @@ class one_peer_round {
   /// \return the weight of an edge, or of a self-loop; 0 where there is none.
   [[nodiscard]] constexpr double weight(int source, int destination_rank) const {
     expect_rank(source, size(), "weight");
+    expect_rank(destination_rank, size(), "weight");
     if (source != destination_rank && destination(source) != destination_rank) return 0.0;
     return 1.0 / static_cast<double>(sources(destination_rank).size() + 1);
   }

@@ -42,7 +42,8 @@ template <graph Graph>
   return true;
 }
 
-/// \return whether repeated averaging keeps the mean and tends to it: both of the above.
+/// \return whether averaging keeps both a constant and the mean: both of the above. Whether it
+/// tends to the mean, `spectral_gap` says.
 template <graph Graph>
 [[nodiscard]] constexpr bool is_doubly_stochastic(const Graph& graph, double tolerance = 1e-9) {
   return is_column_stochastic(graph, tolerance) && is_row_stochastic(graph, tolerance);

@@ -13,7 +13,7 @@ namespace bluefog::topology {
 /// One rank in the middle is joined with every other.
 ///
 /// Every spoke, and the center itself, weighs 1 / n; a leaf keeps 1 - 1 / n: symmetric, doubly
-/// stochastic, \f$ \rho = 1 - 1 / n \f$. The center has degree n - 1, a leaf 1.
+/// stochastic, \f$ \rho = 1 - 1 / n \f$ for n > 2. The center has degree n - 1, a leaf 1.
 class star {
  public:
   /// \param size    n, the number of ranks; at least 1.

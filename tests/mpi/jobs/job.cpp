@@ -199,6 +199,20 @@ void late_and_caught() {
   }
 }
 
+/// Rank 1 comes first and has given up when the last rank comes.
+void ranks_are_late_for_a_split() {
+  comm_type comm;
+  try {
+    if (comm.rank() != 1) std::this_thread::sleep_for(seconds(2 + comm.rank()));
+    static_cast<void>(comm.split(0));
+  } catch (const bluefog::timeout_error& problem) {
+    if (comm.rank() != 1) throw;
+    std::printf("caught: %s\n", problem.what());
+    std::fflush(stdout);
+    std::this_thread::sleep_for(seconds(20));
+  }
+}
+
 void exit_with_a_request_in_flight() {
   comm_type comm;
   std::vector<double> values(1000000, 1.0);
@@ -268,6 +282,7 @@ int main(int argc, char** argv) {
       {"killed", one_rank_is_killed},
       {"late", odd_ranks_are_late},
       {"late-caught", late_and_caught},
+      {"late-split", ranks_are_late_for_a_split},
       {"exit", exit_with_a_request_in_flight},
       {"terminate", terminate},
       {"plain", plain},

@@ -69,6 +69,8 @@ JOBS = [
     Job("late", True, [r"rank [02]: allreduce.*timed out.*; not heard from ranks 1, 3"], within=4,
         environment=PATIENCE, ranks=4),
     Job("late-caught", True, [r"caught: allreduce.*timed out.*rank 1"], within=6, environment=PATIENCE),
+    Job("late-split", True, [r"caught: communicator.*timed out", r"rank [02]: communicator.*timed out.*rank 1"], within=9,
+        environment=PATIENCE, ranks=3),
     Job("exit", True, [r"rank 0: the program ends with transfers"], within=3),
     Job("alone-at-construction", True, [r"rank 0: mpi_backend: timed out after .* do not make this communicator"],
         within=4, environment=PATIENCE, soon=(r"stall: mpi_backend has waited", 2)),
