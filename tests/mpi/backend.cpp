@@ -318,6 +318,31 @@ TEST_CASE("after an operation was given up MPI's collectives are refused, and a 
   }
 }
 
+TEST_CASE("what is wrong with one rank's message is said although another one never comes",
+          "[mpi]") {
+  const bluefog_test::log_capture quiet;
+  communicator<mpi_backend> comm({.timeout = 1500ms, .stall_warning = 60s});
+  if (comm.size() < 3) return;
+  std::vector<double> in(comm.rank() == 1 ? 5 : 10, 1.0);
+  auto out = in;
+  const auto over = [] {
+    const auto lock = bluefog::mpi::library::serialize();
+    MPI_Barrier(MPI_COMM_WORLD);
+  };
+  if (comm.rank() == 0) {
+    const bluefog::neighborhood both{.self_weight = 0, .sources = {{1, 0.5}, {2, 0.5}}};
+    try {
+      bluefog::neighbor_allreduce(comm, in, out, both);
+      FAIL("the lengths differ");
+    } catch (const bluefog::mismatch_error& problem) {
+      CHECK_THAT(problem.what(), ContainsSubstring("rank 1 sent 40 bytes"));
+    }
+  } else if (comm.rank() == 1) {
+    bluefog::neighbor_allreduce(comm, in, out, bluefog::neighborhood{.destinations = {{0}}});
+  }
+  over();
+}
+
 TEST_CASE("operations go on while the program calls nothing", "[mpi][engine]") {
   communicator<mpi_backend> comm;
   if (!comm.transport().any_thread()) return;

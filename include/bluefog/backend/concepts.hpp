@@ -24,7 +24,8 @@ namespace bluefog {
 /// is still missing, or of some of whom it is; empty if the transport does not know. Destroying a
 /// complete operation never blocks. A transport that may fail and still not let go of the buffers
 /// has a `failure()` as well, which then says why and is null otherwise: the operation is given up
-/// for that reason, before its time is over.
+/// for that reason, before its time is over. One that knows what `ready()` is going to throw while
+/// the rest is still under way may have a `cause()`, in place of which no time-out is reported.
 template <class T>
 concept pending_operation =
     std::default_initializable<T> && std::movable<T> && requires(T& operation, const T& view) {

@@ -18,7 +18,8 @@ struct communicator_options {
   /// short messages per operation. The same on every rank.
   bool check = settings::from_environment().check;
   /// Longest time from the call of an operation, or from the end of the one before it if it had to
-  /// wait for that, to its end (`BLUEFOG_TIMEOUT`).
+  /// wait for that, to its end (`BLUEFOG_TIMEOUT`). Making an `mpi_backend` takes the
+  /// environment's.
   std::chrono::milliseconds timeout = settings::from_environment().timeout;
   /// Time after which the log names an operation that waits, and for whom
   /// (`BLUEFOG_STALL_WARNING`). One at or above `timeout` means none: the error says it all. What

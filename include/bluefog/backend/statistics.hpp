@@ -10,8 +10,8 @@ namespace bluefog {
 ///
 /// Payload: neighbour operations and pair gossip count the bytes handed to each destination; of an
 /// operation of all ranks, what a bandwidth-optimal algorithm sends (allreduce 2(n-1)/n S,
-/// broadcast (n-1)/n S, allgather (n-1) times the own block), as one message. What check mode and
-/// set-up send is counted apart.
+/// broadcast (n-1)/n S, allgather (n-1) times the own block), as one message. Counted apart is what
+/// tells about payload, or is none: check mode, set-up, barriers, lengths that travel first.
 struct statistics {
   std::int64_t bytes_sent = 0;
   std::int64_t messages_sent = 0;

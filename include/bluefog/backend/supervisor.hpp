@@ -40,6 +40,7 @@ class supervisor {
         if (waited >= limits.stall_warning) stalls_.add(it, round_);
         return nullptr;
       }
+      if (auto why = it.work_.cause()) return why;
       return std::make_exception_ptr(timeout_error(
           concat(to_string(it.label()), ": timed out on rank ", home.rank_of_lane(), " after ",
                  detail::seconds_text(waited), ", waiting ", it.missing())));

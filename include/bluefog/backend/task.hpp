@@ -46,6 +46,10 @@ class pending_reference {
       result.failure_ = [](const void* it) noexcept {
         return std::exception_ptr(static_cast<const Operation*>(it)->failure());
       };
+    if constexpr (requires { operation.cause(); })
+      result.cause_ = [](const void* it) noexcept {
+        return std::exception_ptr(static_cast<const Operation*>(it)->cause());
+      };
     return result;
   }
 
@@ -56,6 +60,9 @@ class pending_reference {
   [[nodiscard]] std::exception_ptr failure() const noexcept {
     return failure_ != nullptr ? failure_(operation_) : nullptr;
   }
+  [[nodiscard]] std::exception_ptr cause() const noexcept {
+    return cause_ != nullptr ? cause_(operation_) : nullptr;
+  }
 
  private:
   void* operation_ = nullptr;
@@ -63,6 +70,7 @@ class pending_reference {
   void (*abandon_)(void*) noexcept = nullptr;
   std::vector<int> (*waiting_for_)(const void*) = nullptr;
   std::exception_ptr (*failure_)(const void*) noexcept = nullptr;
+  std::exception_ptr (*cause_)(const void*) noexcept = nullptr;
 };
 
 /// The algorithm of one operation: a coroutine that suspends at each native operation it awaits.
@@ -110,6 +118,9 @@ class task {
   /// \return why what the task awaits has failed, where the transport has not let go of it; null
   ///         otherwise. Then the task has to be given up.
   [[nodiscard]] std::exception_ptr stuck() const noexcept;
+  /// \return why what the task awaits will fail once the transport has let go of all of it; null if
+  ///         that is not known.
+  [[nodiscard]] std::exception_ptr cause() const noexcept;
   /// Gives the task up: it will never advance again, and asks the transport to let go.
   void abandon() noexcept;
   /// \return whether an abandoned task may be destroyed. Makes progress.
@@ -230,6 +241,10 @@ inline std::vector<int> task::waiting_for() const {
 
 inline std::exception_ptr task::stuck() const noexcept {
   return handle_ && handle_.promise().pending_ ? handle_.promise().pending_.failure() : nullptr;
+}
+
+inline std::exception_ptr task::cause() const noexcept {
+  return handle_ && handle_.promise().pending_ ? handle_.promise().pending_.cause() : nullptr;
 }
 
 inline void task::abandon() noexcept {

@@ -136,7 +136,7 @@ class mpi_backend {
             "], got ", limit_);
     mpi::library::clear_marks();
     mailbox_ = std::make_unique<mpi::mailbox>(mpi::duplicate(group_.get()));
-    const auto lock = mpi::library::serialize();
+    const auto lock = mpi::threads::serialize();
     mpi::check(MPI_Comm_set_errhandler(group_.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     mpi::check(MPI_Comm_rank(group_.get(), &rank_), "MPI_Comm_rank");
     mpi::check(MPI_Comm_size(group_.get(), &size_), "MPI_Comm_size");
@@ -146,7 +146,7 @@ class mpi_backend {
 
   static void expect_launched() {
     mpi::library::instance();
-    const auto lock = mpi::library::serialize();
+    const auto lock = mpi::threads::serialize();
     int size = 0;
     mpi::check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
     mpi::library::expects_matching_launcher(size);
@@ -179,7 +179,7 @@ class mpi_backend {
             "serves one thread only, which makes no progress meanwhile; wait for them first");
     expects(group != MPI_COMM_NULL, "mpi_backend: the communicator is MPI_COMM_NULL");
     {
-      const auto lock = mpi::library::serialize();
+      const auto lock = mpi::threads::serialize();
       int between_groups = 0;
       mpi::check(MPI_Comm_test_inter(group, &between_groups), "MPI_Comm_test_inter");
       expects(between_groups == 0, "mpi_backend: the communicator is an inter-communicator");
@@ -190,13 +190,13 @@ class mpi_backend {
   [[nodiscard]] static mpi::tag_space all_tags() {
     void* value = nullptr;
     int found = 0;
-    const auto lock = mpi::library::serialize();
+    const auto lock = mpi::threads::serialize();
     mpi::check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &found), "MPI_Comm_get_attr");
     return mpi::tag_space(found != 0 ? *static_cast<int*>(value) : 32767);
   }
 
   [[nodiscard]] int lowest_rank_sharing_memory() const {
-    const auto lock = mpi::library::serialize();
+    const auto lock = mpi::threads::serialize();
     MPI_Comm shared = MPI_COMM_NULL;
     mpi::check(
         MPI_Comm_split_type(group_.get(), MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &shared),

@@ -29,8 +29,10 @@ namespace bluefog::mpi {
 /// MPI itself, once per process.
 ///
 /// Initialises MPI if nobody did, and then finalises it once, at process exit, never earlier: so
-/// communicators may be made again and again, and a user who initialised MPI keeps it. Where an
-/// exception, or a transfer that never ended, would make `MPI_Finalize` wait for ever, whoever
+/// communicators may be made again and again, and a user who initialised MPI keeps it. Unless the
+/// program has seen to it, a broken connection is then an error and no signal (SIGPIPE), and under
+/// MPICH failed requests of the library do not end the job. `std::terminate` aborts the job. Where
+/// an exception, or a transfer that never ended, would make `MPI_Finalize` wait for ever, whoever
 /// calls it, the job is aborted instead, with a line that names the rank. See `threads` for who may
 /// call MPI.
 class library {

@@ -13,8 +13,8 @@
 #include <bluefog/core/keep_for_ever.hpp>
 #include <bluefog/mpi/check.hpp>
 #include <bluefog/mpi/handle.hpp>
-#include <bluefog/mpi/library.hpp>
 #include <bluefog/mpi/request_errors.hpp>
+#include <bluefog/mpi/threads.hpp>
 
 namespace bluefog::mpi {
 
@@ -32,7 +32,7 @@ class mailbox {
   mailbox(const mailbox&) = delete;
   mailbox& operator=(const mailbox&) = delete;
   ~mailbox() {
-    const auto lock = library::serialize();
+    const auto lock = threads::serialize();
     if (!is_running()) return;
     std::erase_if(sent_, left);
     if (!sent_.empty())
@@ -46,7 +46,7 @@ class mailbox {
   /// not mix with those of operations. Letters have tag 0.
   [[nodiscard]] unique_communicator create(std::span<const int> members,
                                            std::uint64_t serial) const {
-    const auto lock = library::serialize();
+    const auto lock = threads::serialize();
     MPI_Group everybody = MPI_GROUP_NULL;
     check(MPI_Comm_group(group_.get(), &everybody), "MPI_Comm_group");
     const unique_group all(everybody);
@@ -61,7 +61,7 @@ class mailbox {
   }
 
   void post(int peer, std::uint64_t number) {
-    const auto lock = library::serialize();
+    const auto lock = threads::serialize();
     used_ = true;
     std::erase_if(sent_, left);
     auto& each = sent_.emplace_back(outgoing{number, MPI_REQUEST_NULL});
@@ -70,7 +70,7 @@ class mailbox {
   }
 
   [[nodiscard]] std::optional<letter> collect() {
-    const auto lock = library::serialize();
+    const auto lock = threads::serialize();
     int found = 0;
     MPI_Status status{};
     MPI_Message message = MPI_MESSAGE_NULL;

@@ -58,9 +58,14 @@ struct tag_space {
   /// \return whether `tag` is of a group operation whose number lies below `oldest`.
   [[nodiscard]] bool is_stale(int tag, std::uint64_t oldest) const noexcept {
     if (tag % 2 != static_cast<int>(channel::group)) return false;
+    const std::uint64_t operations = behind(tag, oldest);
+    return operations != 0 && operations < static_cast<std::uint64_t>(span) / 2;
+  }
+
+  /// \return by how many operations the one of `tag` comes before operation `number`.
+  [[nodiscard]] std::uint64_t behind(int tag, std::uint64_t number) const noexcept {
     const auto modulus = static_cast<std::uint64_t>(span);
-    const auto behind = (oldest + modulus - static_cast<std::uint64_t>(tag / 2)) % modulus;
-    return behind != 0 && behind < modulus / 2;
+    return (number % modulus + modulus - static_cast<std::uint64_t>(tag / 2)) % modulus;
   }
 };
 

@@ -96,6 +96,9 @@ class operation {
     return true;
   }
 
+  /// \return what it fails with when nothing is in flight any more; null while all is well.
+  [[nodiscard]] std::exception_ptr cause() const noexcept { return failure_; }
+
   void abandon() noexcept {
     if (parts_.empty() || std::exchange(abandoned_, true)) return;
     library::mark_given_up();

@@ -77,7 +77,7 @@ class strays {
     some_late_ = true;
     if (std::ranges::find(late_, tag) != late_.end()) return;
     throw mismatch_error(concat("rank ", source, " sent a message of operation ",
-                                now.oldest - behind(tag, now.oldest),
+                                now.oldest - tags_.behind(tag, now.oldest),
                                 " that this rank does not receive"));
   }
 
@@ -124,11 +124,6 @@ class strays {
     int complete = 0;
     const request_errors::scope returned;
     return MPI_Test(&each.request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0;
-  }
-
-  [[nodiscard]] std::uint64_t behind(int tag, std::uint64_t oldest) const noexcept {
-    const auto modulus = static_cast<std::uint64_t>(tags_.span);
-    return (oldest % modulus + modulus - static_cast<std::uint64_t>(tag / 2)) % modulus;
   }
 
   MPI_Comm group_;  // borrowed from the backend
