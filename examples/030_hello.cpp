@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The shortest program without libtorch: each says hello, in rank order, then averages its number
-// with those of its neighbors on a ring.
+// The shortest program without libtorch: each rank says hello, in rank order, then averages its
+// number with those of its neighbors on a ring.
 //
 //   mpirun -np 4 ./030_hello
 #include <cstdio>

@@ -25,6 +25,7 @@
 #include <bluefog/tensor.hpp>
 #include <bluefog/topology.hpp>
 
+#include "support/command_line.hpp"
 #include "support/json_report.hpp"
 #include "support/regression.hpp"
 #include "support/run_ranks.hpp"

@@ -82,7 +82,7 @@ torch::nn::Sequential train(comm_type& comm, place begin, place end,
 int main(int argc, char** argv) {
   comm_type comm;
   const std::filesystem::path folder = argc > 1 ? argv[1] : ".";
-  constexpr place begin, middle{.epoch = 21, .batches = 3}, end{.epoch = 41};
+  constexpr place begin, middle{.epoch = 21, .batches = 1}, end{.epoch = 41};
 
   const auto uninterrupted = train(comm, begin, end, folder);
   train(comm, begin, middle, folder);

@@ -592,6 +592,31 @@ TEST_CASE("what has timed out is not warned of later", "[backend][engine][thread
   CHECK(log.lines_with("stall").empty());
 }
 
+TEST_CASE("a stall that ends in a time-out is not said to be resolved",
+          "[backend][engine][thread]") {
+  const bluefog_test::log_capture log;
+  bluefog_test::meeting timed_out(2);
+  run_threads(2,
+              [&](thread_communicator& comm) {
+                auto other = comm.duplicate();  // shares the engine
+                std::vector<int> x(5, 1), y(5, 1);
+                if (comm.rank() == 0) {
+                  auto given_up = allreduce_nonblocking(comm, x, x, reduce_op::sum);
+                  std::this_thread::sleep_for(3s);  // for which nobody else has waited so long
+                  auto younger = allreduce_nonblocking(other, y, y, reduce_op::sum);
+                  require_throws<timeout_error>([&] { given_up.wait(); });
+                  timed_out.arrive_and_wait();
+                  younger.wait();
+                } else {
+                  timed_out.arrive_and_wait();
+                  allreduce(other, y, y, reduce_op::sum);
+                }
+              },
+              {.timeout = 4s, .stall_warning = 2s});
+  CHECK(log.lines_with("stall on rank 0").size() == 1);
+  CHECK(log.lines_with("resolved").empty());
+}
+
 TEST_CASE("operations queued behind one that times out do not wait for their own time",
           "[backend][engine][thread]") {
   const bluefog_test::log_capture quiet;

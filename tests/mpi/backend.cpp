@@ -286,12 +286,12 @@ TEST_CASE("an operation of one communicator goes on while another one is waited 
 TEST_CASE("after an operation was given up MPI's collectives are refused, and a duplicate goes on",
           "[mpi]") {
   const bluefog_test::log_capture quiet;
+  std::vector<double> late(10, world_rank());
+  std::vector<double> next(10, world_rank());
   communicator<mpi_backend> comm({.timeout = 1500ms, .stall_warning = 60s});
   if (comm.size() == 1) return;
   // Every rank makes the same calls; that of rank 0, which sends, succeeds when nobody waits any
   // more, and what it sends then has to be lost.
-  std::vector<double> late(10, comm.rank());
-  std::vector<double> next(10, comm.rank());
   const auto everybody = [] {
     const auto lock = bluefog::mpi::library::serialize();
     MPI_Barrier(MPI_COMM_WORLD);

@@ -25,7 +25,7 @@ namespace bluefog {
 /// complete operation never blocks. A transport that may fail and still not let go of the buffers
 /// has a `failure()` as well, which then says why and is null otherwise: the operation is given up
 /// for that reason, before its time is over. One that knows what `ready()` is going to throw while
-/// the rest is still under way may have a `cause()`, in place of which no time-out is reported.
+/// the rest is still under way may have a `cause()`, which is then reported in place of a time-out.
 template <class T>
 concept pending_operation =
     std::default_initializable<T> && std::movable<T> && requires(T& operation, const T& view) {

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include <bluefog/backend/job.hpp>
+#include <bluefog/backend/label.hpp>
 #include <bluefog/backend/stall.hpp>
 #include <bluefog/core/error.hpp>
 
@@ -30,23 +31,9 @@ class supervisor {
 
   /// \return why the job has to be given up; null if it may go on.
   [[nodiscard]] std::exception_ptr look(job& it) noexcept {
-    try {
-      if (auto why = it.work_.stuck()) return why;
-      const lane& home = it.home();
-      const auto waited = round_ - it.since();
-      const auto& limits = home.limits();
-      if (it.begun() && it.label().tag.kind == channel::group) correspond(it, waited);
-      if (waited < limits.timeout) {
-        if (waited >= limits.stall_warning) stalls_.add(it, round_);
-        return nullptr;
-      }
-      if (auto why = it.work_.cause()) return why;
-      return std::make_exception_ptr(timeout_error(
-          concat(to_string(it.label()), ": timed out on rank ", home.rank_of_lane(), " after ",
-                 detail::seconds_text(waited), ", waiting ", it.missing())));
-    } catch (...) {
-      return std::current_exception();
-    }
+    auto why = judge(it);
+    if (why) stalls_.failed();
+    return why;
   }
 
   void speak() noexcept {
@@ -67,6 +54,26 @@ class supervisor {
   }
 
  private:
+  [[nodiscard]] std::exception_ptr judge(job& it) noexcept {
+    try {
+      if (auto why = it.work_.stuck()) return why;
+      const lane& home = it.home();
+      const auto waited = round_ - it.since();
+      const auto& limits = home.limits();
+      if (it.begun() && it.label().tag.kind == channel::group) correspond(it, waited);
+      if (waited < limits.timeout) {
+        if (waited >= limits.stall_warning) stalls_.add(it, round_);
+        return nullptr;
+      }
+      if (auto why = it.work_.cause()) return why;
+      return std::make_exception_ptr(timeout_error(
+          concat(to_string(it.label()), ": timed out on rank ", home.rank_of_lane(), " after ",
+                 detail::seconds_text(waited), ", waiting ", it.missing())));
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+
   static void correspond(job& it, clock::duration waited) {
     const auto& limits = it.home().limits();
     const auto number = it.label().tag.number;

@@ -8,6 +8,7 @@
 #include <mpi.h>
 
 #include <bluefog/backend/backoff.hpp>
+#include <bluefog/backend/label.hpp>
 #include <bluefog/core/error.hpp>
 #include <bluefog/core/keep_for_ever.hpp>
 #include <bluefog/core/logger.hpp>
@@ -15,6 +16,7 @@
 #include <bluefog/mpi/check.hpp>
 #include <bluefog/mpi/handle.hpp>
 #include <bluefog/mpi/library.hpp>
+#include <bluefog/mpi/request_errors.hpp>
 #include <bluefog/mpi/threads.hpp>
 
 namespace bluefog::mpi {
@@ -44,22 +46,24 @@ namespace bluefog::mpi {
     int met = 0;
     {
       const auto lock = threads::serialize();
+      const request_errors::scope returned;
       check(MPI_Test(&under_way->request, &met, MPI_STATUS_IGNORE), "MPI_Test");
     }
     if (met != 0) return unique_communicator(under_way->copy);
     if (!pause.slow()) continue;
     const auto waited = clock::now() - began;
-    const auto time = bluefog::detail::seconds_text(waited);
     if (waited >= limits.timeout) {
       library::mark_given_up();
       bluefog::detail::keep_for_ever(std::move(under_way));
-      throw timeout_error(concat("mpi_backend: timed out after ", time, ", waiting for ranks that ",
+      throw timeout_error(concat("mpi_backend: timed out after ",
+                                 bluefog::detail::seconds_text(waited), ", waiting for ranks that ",
                                  "do not make this communicator"));
     }
     if (!told && waited >= limits.stall_warning) {
       told = true;
-      logger::write(log_level::warning, concat("stall: mpi_backend has waited ", time,
-                                               " for all ranks to make a communicator"));
+      logger::write(log_level::warning,
+                    concat("stall: mpi_backend has waited ", bluefog::detail::seconds_text(waited),
+                           " for all ranks to make a communicator"));
     }
   }
 }

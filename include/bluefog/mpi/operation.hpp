@@ -102,7 +102,7 @@ class operation {
   void abandon() noexcept {
     if (parts_.empty() || std::exchange(abandoned_, true)) return;
     library::mark_given_up();
-    if (unexpected_) unexpected_->gave_up();
+    if (unexpected_ && !(tag_ && tag_->kind == channel::pair)) unexpected_->gave_up();
     const auto lock = threads::serialize();
     cancel(part::everybody);
   }

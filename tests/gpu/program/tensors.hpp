@@ -156,7 +156,8 @@ inline int average() {
 
 /// How much of the copies that stand for communication a step hides. What they and the step's
 /// computation take from each other is the device's matter, so they are also given, in pieces as
-/// long, to a stream of their own at the beginning of each step: what that exposes nothing hides.
+/// long, to a stream of their own at the beginning of each step: what that exposes no schedule can
+/// hide.
 ///
 /// \param wrap  from an optimizer, a net and a communicator makes an optimizer that communicates.
 /// \return how much was wrong.

@@ -200,11 +200,11 @@ void late_and_caught() {
 }
 
 /// Rank 1 comes first and has given up when the last rank comes.
-void ranks_are_late_for_a_split() {
+void ranks_are_late(const std::function<void(comm_type&)>& make) {
   comm_type comm;
   try {
     if (comm.rank() != 1) std::this_thread::sleep_for(seconds(2 + comm.rank()));
-    static_cast<void>(comm.split(0));
+    make(comm);
   } catch (const bluefog::timeout_error& problem) {
     if (comm.rank() != 1) throw;
     std::printf("caught: %s\n", problem.what());
@@ -282,7 +282,9 @@ int main(int argc, char** argv) {
       {"killed", one_rank_is_killed},
       {"late", odd_ranks_are_late},
       {"late-caught", late_and_caught},
-      {"late-split", ranks_are_late_for_a_split},
+      {"late-split", [] { ranks_are_late([](auto& comm) { static_cast<void>(comm.split(0)); }); }},
+      {"late-companion",
+       [] { ranks_are_late([](auto& comm) { static_cast<void>(comm.companion()); }); }},
       {"exit", exit_with_a_request_in_flight},
       {"terminate", terminate},
       {"plain", plain},
