@@ -2,9 +2,9 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -117,41 +117,44 @@ inline int reaches(double value, double goal, const std::string& what) {
   return value >= goal ? 0 : 1;
 }
 
-/// What averages two arrays in place, where libtorch needs two kernels that move five arrays: ours
-/// moves three, so 5/3 is the most there can be.
-inline int average() {
+/// Averages an array in place with `others` more, where libtorch needs a kernel for each that moves
+/// three arrays, and one that moves two: 2 + 3 d where ours moves 2 + d, so 5/3 is the most there
+/// can be with one, 11/5 with three. \return how much was wrong.
+inline int average(std::int64_t millions, std::size_t others, double goal) {
   const auto options = at::TensorOptions().device(at::Device(at::kCUDA, 0));
   const auto& on = bluefog::nccl::kernels::of(0);
-  int failures = 0;
-  for (const std::int64_t millions : {25, 100}) {
-    const std::int64_t count = millions * 1000000;
-    const auto other = at::randn({count}, options);
-    const auto own = at::randn({count}, options);
-    const auto wanted = own.clone();
-    const bluefog::mutable_buffer values{static_cast<std::byte*>(own.data_ptr()), count,
-                                         bluefog::dtype::float32};
-    const std::array inputs{
-        bluefog::kernel::weighted_input{0.5, static_cast<const std::byte*>(other.data_ptr())}};
-    const auto ours = [&] { on.mix(nullptr, values, 0.5, values, inputs); };
-    const auto theirs = [&] { wanted.mul_(0.5).add_(other, 0.5); };
-    ours();
-    theirs();
-    const std::string size = ", " + std::to_string(millions) + " M float32";
-    const bool equal = own.equal(wanted);
-    std::printf(equal ? "pass average is mul_ and add_%s\n"
-                      : "fail average is mul_ and add_%s: the results differ\n",
-                size.c_str());
-    failures += equal ? 0 : 1;
-    const auto ten_times = [](const auto& act) {
-      return milliseconds([&] {
-        for (int i = 0; i < 10; ++i) act();
-      });
-    };
-    for (double warm = 0; warm < 333;) warm += ten_times(theirs) + ten_times(ours);  // clocks rise
-    failures += reaches(ten_times(theirs) / ten_times(ours), 1.5,
-                        "average, times as fast as mul_ and add_" + size);
+  const std::int64_t count = millions * 1000000;
+  const auto own = at::randn({count}, options);
+  const auto wanted = own.clone();
+  const double weight = 1.0 / static_cast<double>(others + 1);  // a power of two: exact products
+  std::vector<at::Tensor> tensors;
+  std::vector<bluefog::kernel::weighted_input> inputs;
+  for (std::size_t i = 0; i < others; ++i) {
+    tensors.push_back(at::randn({count}, options));
+    inputs.push_back({weight, static_cast<const std::byte*>(tensors.back().data_ptr())});
   }
-  return failures;
+  const bluefog::mutable_buffer values{static_cast<std::byte*>(own.data_ptr()), count,
+                                       bluefog::dtype::float32};
+  const auto ours = [&] { on.mix(nullptr, values, weight, values, inputs); };
+  const auto theirs = [&] {
+    wanted.mul_(weight);
+    for (const auto& each : tensors) wanted.add_(each, weight);
+  };
+  ours();
+  theirs();
+  const std::string what = bluefog::concat(" with ", others, " more, ", millions, " M float32");
+  const bool equal = own.equal(wanted);
+  std::printf(equal ? "pass average is mul_ and add_%s\n"
+                    : "fail average is mul_ and add_%s: the results differ\n",
+              what.c_str());
+  const auto ten_times = [](const auto& act) {
+    return milliseconds([&] {
+      for (int i = 0; i < 10; ++i) act();
+    });
+  };
+  for (double warm = 0; warm < 333;) warm += ten_times(theirs) + ten_times(ours);  // clocks rise
+  return (equal ? 0 : 1) + reaches(ten_times(theirs) / ten_times(ours), goal,
+                                   "average, times as fast as mul_ and add_" + what);
 }
 
 /// How much of the copies that stand for communication a step hides. What they and the step's
@@ -249,7 +252,8 @@ inline int schedule() {
 /// \return how much was wrong; negative if `words` say nothing that it can do.
 inline int run(const std::vector<std::string>& words, char** argv) {
   if (words.size() == 1 && words[0] == "unscale") return unscale();
-  if (words.size() == 1 && words[0] == "average") return average();
+  if (words.size() == 1 && words[0] == "average")
+    return average(25, 1, 1.5) + average(100, 1, 1.5) + average(25, 3, 1.8) + average(100, 3, 1.8);
   if (words.size() == 1 && words[0] == "schedule") return schedule();
   if (words.size() < 4) return -1;
   nccl_communicator comm(bluefog::nccl_backend(
