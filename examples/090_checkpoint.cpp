@@ -60,7 +60,7 @@ torch::nn::Sequential train(comm_type& comm, place begin, place end,
       torch::data::transforms::Stack<torch::data::TensorExample>());
   bluefog::nn::distributed_sampler sampler(samples, comm);
   auto loader = torch::data::make_data_loader(data, sampler, batch_size);
-  for (place now = begin; now != end; now = {now.epoch + 1}) {
+  for (place now = begin; now != end;) {
     sampler.set_epoch(now.epoch);
     sampler.start_at(now.batches * batch_size);
     for (const auto& batch : *loader) {
@@ -70,7 +70,7 @@ torch::nn::Sequential train(comm_type& comm, place begin, place end,
       ++now.batches;
       if (now == end) break;
     }
-    if (now == end) break;
+    if (now != end) now = {now.epoch + 1};
   }
   torch::save(net, file("net"));
   torch::save(optimizer, file("optimizer"));

@@ -154,7 +154,7 @@ class communicator {
   ///         own, which counts into the statistics of this one: for what communicates at its own
   ///         times, e.g. when gradients are ready, between the operations of the program.
   [[nodiscard]] communicator companion() {
-    static_cast<void>(gather_pairs(0, 0));
+    meet();
     std::vector<int> members(index(size()));
     std::iota(members.begin(), members.end(), 0);
     return of(members, state_->shared_counters());
@@ -241,11 +241,14 @@ class communicator {
     return pairs;
   }
 
+  // Returns when all ranks have come here, or throws a `timeout_error`.
+  void meet() { static_cast<void>(gather_pairs(0, 0)); }
+
   // Once all have met, which the caller sees to, they meet again: where one of them has given up by
   // then, that ends in a time-out on all. Transports may make communicators without one.
   [[nodiscard]] communicator of(const std::vector<int>& members,
                                 std::shared_ptr<traffic> counters = nullptr) {
-    static_cast<void>(gather_pairs(0, 0));
+    meet();
     return communicator(state_->transport().subset(members, state_->next_subset()), options(),
                         driver(), machine_rank(), std::move(counters));
   }

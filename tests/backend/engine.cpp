@@ -573,46 +573,46 @@ TEST_CASE("a rank that came after it was asked is not said to be missing",
               {.timeout = 3s, .stall_warning = 60s});
 }
 
+// Rank 0 gives an operation up; both ranks make one of another communicator, which shares the
+// engine. It begins there `early` after the first, or when that is over; rank 1 comes `late` after
+// the time-out.
+static void give_one_up(const communicator_options& limits,
+                        std::optional<std::chrono::milliseconds> early,
+                        std::chrono::milliseconds late) {
+  bluefog_test::meeting timed_out(2);
+  run_threads(
+      2,
+      [&](thread_communicator& comm) {
+        auto other = comm.duplicate();
+        std::vector<int> x(5, 1), y(5, 1);
+        const auto begin = [&] { return allreduce_nonblocking(other, y, y, reduce_op::sum); };
+        std::optional<request<void>> second;
+        if (comm.rank() == 0) {
+          auto given_up = allreduce_nonblocking(comm, x, x, reduce_op::sum);
+          if (early) {
+            std::this_thread::sleep_for(*early);
+            second.emplace(begin());
+          }
+          require_throws<timeout_error>([&] { given_up.wait(); });
+        }
+        timed_out.arrive_and_wait();
+        if (comm.rank() == 1) std::this_thread::sleep_for(late);
+        if (!second) second.emplace(begin());
+        second->wait();
+      },
+      limits);
+}
+
 TEST_CASE("what has timed out is not warned of later", "[backend][engine][thread]") {
   const bluefog_test::log_capture log;
-  bluefog_test::meeting timed_out(2);
-  run_threads(2,
-              [&](thread_communicator& comm) {
-                auto other = comm.duplicate();  // shares the engine
-                std::vector<int> x(5, 1), y(5, 1);
-                if (comm.rank() == 0) {
-                  auto given_up = allreduce_nonblocking(comm, x, x, reduce_op::sum);
-                  require_throws<timeout_error>([&] { given_up.wait(); });
-                }
-                timed_out.arrive_and_wait();
-                if (comm.rank() == 1) std::this_thread::sleep_for(100ms);
-                allreduce_nonblocking(other, y, y, reduce_op::sum).wait();
-              },
-              {.timeout = 1s, .stall_warning = 1s});
+  give_one_up({.timeout = 1s, .stall_warning = 1s}, std::nullopt, 100ms);
   CHECK(log.lines_with("stall").empty());
 }
 
 TEST_CASE("a stall that ends in a time-out is not said to be resolved",
           "[backend][engine][thread]") {
   const bluefog_test::log_capture log;
-  bluefog_test::meeting timed_out(2);
-  run_threads(2,
-              [&](thread_communicator& comm) {
-                auto other = comm.duplicate();  // shares the engine
-                std::vector<int> x(5, 1), y(5, 1);
-                if (comm.rank() == 0) {
-                  auto given_up = allreduce_nonblocking(comm, x, x, reduce_op::sum);
-                  std::this_thread::sleep_for(3s);  // for which nobody else has waited so long
-                  auto younger = allreduce_nonblocking(other, y, y, reduce_op::sum);
-                  require_throws<timeout_error>([&] { given_up.wait(); });
-                  timed_out.arrive_and_wait();
-                  younger.wait();
-                } else {
-                  timed_out.arrive_and_wait();
-                  allreduce(other, y, y, reduce_op::sum);
-                }
-              },
-              {.timeout = 4s, .stall_warning = 2s});
+  give_one_up({.timeout = 4s, .stall_warning = 2s}, 3s, 0ms);
   CHECK(log.lines_with("stall on rank 0").size() == 1);
   CHECK(log.lines_with("resolved").empty());
 }

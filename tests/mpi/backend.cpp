@@ -29,6 +29,7 @@ using bluefog::mpi_backend;
 using bluefog::reduce_op;
 using bluefog_test::ContainsSubstring;
 using bluefog_test::finish;
+using bluefog_test::meet_outside;
 using bluefog_test::world_rank;
 using bluefog_test::world_size;
 
@@ -292,17 +293,13 @@ TEST_CASE("after an operation was given up MPI's collectives are refused, and a 
   if (comm.size() == 1) return;
   // Every rank makes the same calls; that of rank 0, which sends, succeeds when nobody waits any
   // more, and what it sends then has to be lost.
-  const auto everybody = [] {
-    const auto lock = bluefog::mpi::library::serialize();
-    MPI_Barrier(MPI_COMM_WORLD);
-  };
   if (comm.rank() == 0) {
-    everybody();
+    meet_outside();
     bluefog::broadcast(comm, late, 0);
     bluefog::broadcast(comm, next, 0);
   } else {
     CHECK_THROWS_AS(bluefog::broadcast(comm, late, 0), bluefog::timeout_error);
-    everybody();
+    meet_outside();
     try {
       bluefog::broadcast(comm, next, 0);
       FAIL("not refused");
@@ -325,10 +322,6 @@ TEST_CASE("what is wrong with one rank's message is said although another one ne
   if (comm.size() < 3) return;
   std::vector<double> in(comm.rank() == 1 ? 5 : 10, 1.0);
   auto out = in;
-  const auto over = [] {
-    const auto lock = bluefog::mpi::library::serialize();
-    MPI_Barrier(MPI_COMM_WORLD);
-  };
   if (comm.rank() == 0) {
     const bluefog::neighborhood both{.self_weight = 0, .sources = {{1, 0.5}, {2, 0.5}}};
     try {
@@ -340,7 +333,7 @@ TEST_CASE("what is wrong with one rank's message is said although another one ne
   } else if (comm.rank() == 1) {
     bluefog::neighbor_allreduce(comm, in, out, bluefog::neighborhood{.destinations = {{0}}});
   }
-  over();
+  meet_outside();
 }
 
 TEST_CASE("operations go on while the program calls nothing", "[mpi][engine]") {

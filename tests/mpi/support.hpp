@@ -29,6 +29,12 @@ inline int world_size() {
   return size;
 }
 
+/// Waits for all processes of the job, by the program's own call to MPI.
+inline void meet_outside() {
+  const auto lock = bluefog::mpi::library::serialize();
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
 /// Polls until the operation is over, at most 30 seconds.
 template <class Operation>
 void finish(Operation& operation) {

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/collective/allreduce.hpp>
 #include <bluefog/collective/arguments.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
-#include <bluefog/core/dtype.hpp>
 #include <bluefog/core/reduce_op.hpp>
 
 namespace bluefog {
@@ -28,7 +27,7 @@ template <backend Backend>
 [[nodiscard]] bool any_of(communicator<Backend>& comm, bool flag,
                           const call_options& options = {}) {
   const auto any = std::make_shared<std::uint8_t>(static_cast<std::uint8_t>(flag ? 1 : 0));
-  const mutable_buffer value{reinterpret_cast<std::byte*>(any.get()), 1, dtype::uint8};
+  const mutable_buffer value = as_mutable_buffer(std::span(any.get(), 1));
   comm.run(detail::describe(comm, "any_of", options, ""), [&](auto context) {
     return detail::allreduce_task(context, value, value, reduce_op::max, scope::all, any);
   });

@@ -89,11 +89,7 @@ class mailbox {
     MPI_Request request;
   };
 
-  static bool left(outgoing& each) noexcept {
-    int complete = 0;
-    const request_errors::scope returned;
-    return MPI_Test(&each.request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0;
-  }
+  static bool left(outgoing& each) noexcept { return is_over(each.request); }
 
   [[nodiscard]] static bool has_letter(MPI_Comm group) noexcept {
     int found = 0;

@@ -53,4 +53,11 @@ class request_errors {
   static inline thread_local bool returned_ = false;
 };
 
+/// \return whether a request is over, as one that has failed is, too. Makes progress.
+[[nodiscard]] inline bool is_over(MPI_Request& request) noexcept {
+  int complete = 0;
+  const request_errors::scope returned;
+  return MPI_Test(&request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0;
+}
+
 }  // namespace bluefog::mpi

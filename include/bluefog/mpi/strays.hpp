@@ -120,11 +120,7 @@ class strays {
     MPI_Request request = MPI_REQUEST_NULL;
   };
 
-  static bool arrived(dropped& each) noexcept {
-    int complete = 0;
-    const request_errors::scope returned;
-    return MPI_Test(&each.request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0;
-  }
+  static bool arrived(dropped& each) noexcept { return is_over(each.request); }
 
   MPI_Comm group_;  // borrowed from the backend
   tag_space tags_;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -97,11 +96,8 @@ class distributed_data_parallel {
                                                                             options.static_graph)),
         buffers_(optim::module_of(model), options.buffers) {
     const torch::nn::Module& module = optim::module_of(model);
-    std::vector<named_tensor> parameters;
-    for (const auto& item : module.named_parameters()) append(parameters, item.key(), item.value());
-    std::vector<named_tensor> buffers;
-    for (const auto& item : module.named_buffers())
-      append(buffers, "buffer " + item.key(), item.value());
+    std::vector<named_tensor> parameters = listed(module.named_parameters(), "");
+    const std::vector<named_tensor> buffers = listed(module.named_buffers(), "buffer ");
     std::vector<at::Tensor> tensors;
     for (const auto& each : buffers) tensors.push_back(each.tensor);
     for (const auto& each : parameters) tensors.push_back(each.tensor);
@@ -153,11 +149,15 @@ class distributed_data_parallel {
   }
 
   // Once per tensor: a weight may be shared.
-  static void append(std::vector<named_tensor>& list, std::string key, const at::Tensor& tensor) {
-    if (!tensor.defined()) return;
-    const auto same = [&](const at::Tensor& other) { return other.is_same(tensor); };
-    if (std::ranges::any_of(list, same, &named_tensor::tensor)) return;
-    list.push_back({std::move(key), tensor});
+  template <class Items>
+  [[nodiscard]] static std::vector<named_tensor> listed(const Items& items,
+                                                        const std::string& prefix) {
+    std::vector<named_tensor> list;
+    optim::detail::seen_tensors seen;
+    for (const auto& item : items)
+      if (item.value().defined() && seen.add(item.value()))
+        list.push_back({prefix + item.key(), item.value()});
+    return list;
   }
 
   Module* model_;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -14,7 +15,6 @@
 #include <bluefog/collective/allreduce.hpp>
 #include <bluefog/communicator.hpp>
 #include <bluefog/core/buffer.hpp>
-#include <bluefog/core/dtype.hpp>
 #include <bluefog/core/reduce_op.hpp>
 #include <bluefog/optim/communicating_optimizer.hpp>
 #include <bluefog/optim/transfer.hpp>
@@ -29,7 +29,7 @@ class communicates_over : public communicating_optimizer {
 
   [[nodiscard]] int highest(int own) override {
     const auto number = std::make_shared<std::int32_t>(own);
-    const mutable_buffer value{reinterpret_cast<std::byte*>(number.get()), 1, dtype::int32};
+    const mutable_buffer value = as_mutable_buffer(std::span(number.get(), 1));
     run(bluefog::detail::check_allreduce(group(), value, value, reduce_op::max, {}),
         [&](auto context) {
           return bluefog::detail::allreduce_task(context, value, value, reduce_op::max, scope::all,

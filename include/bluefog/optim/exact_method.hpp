@@ -167,13 +167,14 @@ class exact_method : public Inner, public communicates_over<Backend> {
   /// Calls `visit(index, group's options)` once for each parameter that learns.
   template <class Options, class Visit>
   void for_each_parameter(Visit visit) {
-    const auto once = each_once(this->param_groups());
-    for (std::size_t group = 0; group < once.size(); ++group)
-      for (const at::Tensor& each : once[group]) {
+    seen_tensors seen;
+    for (torch::optim::OptimizerParamGroup& group : this->param_groups()) {
+      const auto& options = static_cast<const Options&>(group.options());
+      for (const at::Tensor& each : group.params()) {
         const std::size_t index = flat_.arena().index_of(each);
-        if (index != flat_.arena().size())
-          visit(index, static_cast<const Options&>(this->param_groups()[group].options()));
+        if (index != flat_.arena().size() && seen.add(each)) visit(index, options);
       }
+    }
   }
 
   /// What averaging over the graph of `round` adds to `values`: \f$ \sum_j W_{ji} (v_j - v_i) \f$.

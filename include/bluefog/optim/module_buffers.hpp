@@ -15,6 +15,7 @@
 
 #include <bluefog/backend/concepts.hpp>
 #include <bluefog/communicator.hpp>
+#include <bluefog/optim/parameters.hpp>
 #include <bluefog/tensor/allreduce.hpp>
 #include <bluefog/tensor/arena.hpp>
 
@@ -26,13 +27,12 @@ class module_buffers {
  public:
   module_buffers() = default;
   explicit module_buffers(const torch::nn::Module& module) {
+    seen_tensors seen;
     for (const auto& item : module.named_buffers()) {
       const at::Tensor& each = item.value();
-      const auto same = [&](const at::Tensor& other) { return other.is_same(each); };
       // libtorch's `Module::to` makes even batch norm's count of batches floating.
       if (item.key().ends_with("num_batches_tracked")) continue;
-      if (each.defined() && each.is_floating_point() && each.numel() > 0 &&
-          std::ranges::none_of(buffers_, same, &named_tensor::tensor))
+      if (each.defined() && each.is_floating_point() && each.numel() > 0 && seen.add(each))
         buffers_.push_back({item.key(), each});
     }
   }

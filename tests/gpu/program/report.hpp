@@ -43,6 +43,13 @@ int conclude(Comm& comm, const findings& found, const std::string& where = "") {
   return failures;
 }
 
+/// Calls `work()`, which returns how many milliseconds it took, for a third of a second: an idle
+/// device's clocks are low.
+template <class Work>
+void let_clocks_rise(const Work& work) {
+  for (double time = 0; time < 333;) time += work();
+}
+
 /// Says what has ended the program. \param words  its arguments: the check, and where there are
 /// several ranks the file by which they meet, the rank and their number.
 inline void say_end(const std::vector<std::string>& words, const std::exception& problem) {

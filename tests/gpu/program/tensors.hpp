@@ -152,7 +152,7 @@ inline int average(std::int64_t millions, std::size_t others, double goal) {
       for (int i = 0; i < 10; ++i) act();
     });
   };
-  for (double warm = 0; warm < 333;) warm += ten_times(theirs) + ten_times(ours);  // clocks rise
+  let_clocks_rise([&] { return ten_times(theirs) + ten_times(ours); });
   return (equal ? 0 : 1) + reaches(ten_times(theirs) / ten_times(ours), goal,
                                    "average, times as fast as mul_ and add_" + what);
 }
